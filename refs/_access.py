@@ -1,0 +1,188 @@
+"""get, set, swap, addupdate and the other in-place updates: of handles and of traced refs alike.
+
+Outside any trace an operation runs at once (`refs._eager`); inside one it becomes JAX's own ref
+primitive, so that every trace, ours or JAX's, sees one vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from refs import _eager, _jax
+from refs._indexing import Index
+from refs._values import fit
+from refs.errors import RefError, RefEscapeError, RefTypeError
+
+
+def check_ref(ref: Any, doing: str) -> Any:
+    """`ref`'s array type, after making sure that it is a ref that can be used here and now."""
+    if not isinstance(ref, _jax.NativeRef):
+        raise RefTypeError(
+            f"{doing} needs a Ref, not a {type(ref).__name__}: make one with `refs.new_ref`"
+        )
+    if not isinstance(ref, _jax.Tracer):
+        ref._refs  # noqa: B018  raises if the handle has ended
+    elif _jax.at_top_level():
+        raise RefEscapeError(
+            f"{doing} of {describe(ref)} outside the traced function that it belongs to: there "
+            "it stands for a value that isn't known yet. Return its value, `ref[...]`, or return "
+            "the ref itself from `refs.jit`"
+        )
+    return _jax.typeof(ref).inner_aval
+
+
+def describe(ref: Any) -> str:
+    """The ref's name and birthplace, for messages."""
+    origin = getattr(_jax.typeof(ref), "origin", None)
+    return origin.describe() if origin is not None else "a ref"
+
+
+class blamed:
+    """Adds the ref's name and birthplace to an error raised about an index or a value."""
+
+    def __init__(self, doing: str, ref: Any):
+        self.doing, self.ref = doing, ref
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if isinstance(error, RefError) and not getattr(error, "_is_blamed", False):
+            blamed = type(error)(f"{self.doing} of {describe(self.ref)}: {error}")
+            blamed._is_blamed = True  # type: ignore[attr-defined]
+            raise blamed from None
+
+
+def get(ref: Any, idx: Any = None) -> jax.Array:
+    """Reads `ref[idx]`.
+
+    Args:
+      ref: a ref of any shape, concrete or traced.
+      idx: a NumPy index; `None` and `...` mean the whole, as in `jax.ref.get`.
+
+    Returns:
+      A new array: later writes to the ref don't change it.
+
+    Raises:
+      RefTypeError, RefIndexError: if the ref has no such index.
+      RefStateError: if the ref was frozen, freed or lost.
+
+    >>> r = refs.new_ref(jnp.arange(5))
+    >>> refs.get(r, slice(1, 3))
+    Array([1, 2], dtype=int32)
+    """
+    aval = check_ref(ref, "get")
+    with blamed("get", ref):
+        index = Index.parse(... if idx is None else idx, aval.shape)
+    if _jax.at_top_level():
+        return _eager.read(ref, index)
+    return index.finish(_bind_get(ref, index))
+
+
+def set(ref: Any, idx: Any, value: Any) -> None:
+    """Writes `ref[idx] = value`.
+
+    Args:
+      ref: a ref of any shape, concrete or traced.
+      idx: a NumPy index; `None` and `...` mean the whole.
+      value: an array or scalar that broadcasts to the indexed shape and whose dtype the ref's
+        can hold.
+
+    Raises:
+      RefTypeError, RefValueError, RefIndexError: if the value or the index doesn't fit; the ref
+        keeps its value.
+      RefStateError: if the ref was frozen, freed or lost.
+
+    >>> r = refs.new_ref(jnp.zeros(3))
+    >>> refs.set(r, slice(None, None, 2), 7)
+    >>> r
+    Ref([7., 0., 7.], dtype=float32)
+    """
+    aval = check_ref(ref, "set")
+    with blamed("set", ref):
+        index = Index.parse(... if idx is None else idx, aval.shape)
+        value = fit(value, index.result_shape, aval.dtype)
+    if _jax.at_top_level():
+        _eager.write(ref, index, value)
+    else:
+        _bind_swap(ref, index, value)
+
+
+def swap(ref: Any, idx: Any, value: Any) -> jax.Array:
+    """Writes `ref[idx] = value` and returns what stood there.
+
+    Args, raises: as `set`.
+
+    >>> r = refs.new_ref(jnp.arange(3))
+    >>> refs.swap(r, 0, 9)
+    Array(0, dtype=int32)
+    """
+    aval = check_ref(ref, "swap")
+    with blamed("swap", ref):
+        index = Index.parse(... if idx is None else idx, aval.shape)
+        value = fit(value, index.result_shape, aval.dtype)
+    if _jax.at_top_level():
+        old = _eager.read(ref, index)
+        _eager.write(ref, index, value)
+        return old
+    return index.finish(_bind_swap(ref, index, value))
+
+
+def addupdate(ref: Any, idx: Any, x: Any) -> None:
+    """Accumulates `x` into `ref[idx]`; an element that `idx` names twice gets both.
+
+    `ref[idx] += x` reads, adds and writes, as in NumPy: there an element named twice gets the
+    last sum only.
+
+    Args, raises: as `set`.
+
+    >>> r = refs.new_ref(jnp.zeros(3))
+    >>> refs.addupdate(r, jnp.array([0, 0, 2]), 1.0)
+    >>> r
+    Ref([2., 0., 1.], dtype=float32)
+    """
+    aval = check_ref(ref, "addupdate")
+    with blamed("addupdate", ref):
+        index = Index.parse(... if idx is None else idx, aval.shape)
+        x = fit(x, index.result_shape, aval.dtype)
+    if _jax.at_top_level():
+        _eager.add(ref, index, x)
+    else:
+        _bind(_jax.addupdate_p, ref, index, index.unfinish(x))
+
+
+def update(ref: Any, idx: Any, method: str, operand: Any) -> None:
+    """`ref.at[idx].<method>(operand)` for `multiply`, `min`, `max` and `apply`."""
+    aval = check_ref(ref, method)
+    with blamed(method, ref):
+        index = Index.parse(idx, aval.shape)
+        if method != "apply":
+            operand = fit(operand, index.result_shape, aval.dtype)
+    if _jax.at_top_level():
+        with blamed(method, ref):
+            _eager.update(ref, index, method, operand)
+        return
+    with blamed(method, ref):
+        # Elements named twice are updated twice, which reading and writing back would lose.
+        part = Index.parse(..., aval.shape) if index.has_arrays else index
+        old = _bind_get(ref, part)
+        if index.has_arrays:
+            new = index.update(old, method, operand)
+        else:
+            new = Index.parse(..., index.result_shape).update(index.finish(old), method, operand)
+    _bind_swap(ref, part, new)
+
+
+def _bind_get(ref: Any, index: Index) -> Any:
+    return _bind(_jax.get_p, ref, index)
+
+
+def _bind_swap(ref: Any, index: Index, value: Any) -> Any:
+    return _bind(_jax.swap_p, ref, index, index.unfinish(value))
+
+
+def _bind(primitive: Any, ref: Any, index: Index, *value: Any) -> Any:
+    leaves, tree = jax.tree.flatten(() if index.is_whole else (index.indexer(),))
+    return primitive.bind(ref, *value, *leaves, tree=tree)

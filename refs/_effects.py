@@ -1,0 +1,210 @@
+"""Touch analysis: what a jaxpr does to each ref that it is given or closes over.
+
+JAX's own effects are not enough: they don't say whether the old value that a swap returns is used,
+nor that Python's `r[i] += x` (get, add, swap) only accumulates, and some call primitives have none.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from refs import _jax
+
+
+class Touch(enum.Flag):
+    """What is done to a ref."""
+
+    NONE = 0
+    READ = 1
+    WRITE = 2
+    ACCUMULATE = 4
+
+    @property
+    def changes(self) -> bool:
+        return bool(self & (Touch.WRITE | Touch.ACCUMULATE))
+
+
+class Touches(NamedTuple):
+    """What a jaxpr does to its inputs, and to refs that inner jaxprs hold as constants."""
+
+    consts: tuple[Touch, ...]
+    inputs: tuple[Touch, ...]
+    hidden: tuple[tuple[Any, Touch], ...]
+
+
+_memo: WeakKeyDictionary[Any, Touches] = WeakKeyDictionary()
+
+
+def touches(closed: Any) -> Touches:
+    """The touches of a closed jaxpr, refs created inside apart."""
+    jaxpr = closed.jaxpr
+    if jaxpr not in _memo:
+        _memo[jaxpr] = _analyse(jaxpr)
+    return _memo[jaxpr]
+
+
+def _analyse(jaxpr: Any) -> Touches:
+    found: dict[Any, Touch] = {
+        v: Touch.NONE for v in (*jaxpr.constvars, *jaxpr.invars) if _jax.is_ref_type(v.aval)
+    }
+    hidden: dict[int, tuple[Any, Touch]] = {}
+    uses = _uses(jaxpr)
+    accumulating = _accumulations(jaxpr, uses)
+
+    def touch(var: Any, kind: Touch) -> None:
+        if var in found:
+            found[var] |= kind
+
+    def touch_hidden(ref: Any, kind: Touch) -> None:
+        hidden[id(ref)] = (ref, hidden.get(id(ref), (ref, Touch.NONE))[1] | kind)
+
+    for eqn in jaxpr.eqns:
+        inner = list(inner_calls(eqn))
+        for closed, operands in inner:
+            inner_touches = touches(closed)
+            for operand, kind in zip(operands, inner_touches.inputs, strict=True):
+                if not isinstance(operand, _jax.Literal):
+                    touch(operand, kind)
+            for const, kind in zip(closed.consts, inner_touches.consts, strict=True):
+                if isinstance(const, _jax.NativeRef):
+                    touch_hidden(const, kind)
+            for ref, kind in inner_touches.hidden:
+                touch_hidden(ref, kind)
+        if not inner:
+            for operand, kind in _own_touches(eqn, uses, accumulating):
+                touch(operand, kind)
+    return Touches(
+        tuple(found.get(v, Touch.NONE) for v in jaxpr.constvars),
+        tuple(found.get(v, Touch.NONE) for v in jaxpr.invars),
+        tuple(hidden.values()),
+    )
+
+
+def _own_touches(
+    eqn: Any, uses: Counter[Any], accumulating: set[int]
+) -> Iterator[tuple[Any, Touch]]:
+    refs = [v for v in eqn.invars if _is_ref_var(v)]
+    if id(eqn) in accumulating:
+        yield eqn.invars[0], Touch.ACCUMULATE
+    elif eqn.primitive is _jax.get_p or eqn.primitive is _jax.freeze_p:
+        yield refs[0], Touch.READ
+    elif eqn.primitive is _jax.swap_p:
+        used = uses[eqn.outvars[0]] > 0
+        yield refs[0], Touch.WRITE | (Touch.READ if used else Touch.NONE)
+    elif eqn.primitive is _jax.addupdate_p:
+        yield refs[0], Touch.ACCUMULATE
+    elif eqn.primitive is not _jax.free_ref_p:
+        yield from ((v, Touch.READ | Touch.WRITE) for v in refs)
+
+
+def inner_calls(eqn: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """The jaxprs that an equation runs, each with the operands that it is given."""
+    primitive, params, args = eqn.primitive, eqn.params, eqn.invars
+    if primitive is _jax.cond_p:
+        for branch in params["branches"]:
+            yield _jax.as_closed(branch), args[1:]
+    elif primitive is _jax.while_p:
+        n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+        carry = args[n_cond + n_body :]
+        yield _jax.as_closed(params["cond_jaxpr"]), [*args[:n_cond], *carry]
+        yield _jax.as_closed(params["body_jaxpr"]), [*args[n_cond : n_cond + n_body], *carry]
+    else:
+        for closed in _jax.jaxprs_in(params):
+            if len(closed.jaxpr.invars) == len(args):
+                yield closed, args
+
+
+def holds_refs(closed: Any) -> bool:
+    """True where a jaxpr, at any depth, has a ref as input, constant or of its own."""
+    jaxpr = closed.jaxpr
+    if jaxpr not in _holds:
+        _holds[jaxpr] = _any_ref(v for v in (*jaxpr.constvars, *jaxpr.invars)) or any(
+            _any_ref((*eqn.invars, *eqn.outvars))
+            or any(holds_refs(inner) for inner in _jax.jaxprs_in(eqn.params))
+            for eqn in jaxpr.eqns
+        )
+    return _holds[jaxpr]
+
+
+_holds: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def _any_ref(variables: Iterable[Any]) -> bool:
+    return any(_jax.is_ref_type(v.aval) for v in variables)
+
+
+def _is_ref_var(v: Any) -> bool:
+    return not isinstance(v, _jax.Literal) and _jax.is_ref_type(v.aval)
+
+
+def _uses(jaxpr: Any) -> Counter[Any]:
+    atoms = [v for eqn in jaxpr.eqns for v in eqn.invars] + list(jaxpr.outvars)
+    return Counter(v for v in atoms if not isinstance(v, _jax.Literal))
+
+
+# ---------------------------------------------------------------------------------------------
+# `r[i] += x` is traced to get, add, swap
+
+
+_ADDING = frozenset({"add", "add_any", "sub"})
+
+
+def _accumulations(jaxpr: Any, uses: Counter[Any]) -> set[int]:
+    """Ids of the get and swap equations that together only accumulate.
+
+    That is: what get reads is used by one addition (or is what is subtracted from), whose result
+    is used by one swap of the same part of the same ref, whose old value nobody uses, and nothing
+    touches the ref in between. Integer arrays may name an element twice, where NumPy's `+=` adds
+    once: not an accumulation.
+    """
+    reads: dict[Any, Any] = {}  # what get gave, and the sum made of it -> the get equation
+    found: set[int] = set()
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is _jax.get_p and uses[eqn.outvars[0]] == 1 and not _has_arrays(eqn):
+            _forget(reads, eqn.invars[0])
+            reads[eqn.outvars[0]] = eqn
+            continue
+        if eqn.primitive.name in _ADDING and uses[eqn.outvars[0]] == 1:
+            candidates = eqn.invars[:1] if eqn.primitive.name == "sub" else eqn.invars
+            for v in candidates:
+                if not isinstance(v, _jax.Literal) and v in reads:
+                    reads[eqn.outvars[0]] = reads.pop(v)
+                    break
+            continue
+        if eqn.primitive is _jax.swap_p and not uses[eqn.outvars[0]]:
+            value = eqn.invars[1]
+            get = None if isinstance(value, _jax.Literal) else reads.pop(value, None)
+            if get is not None and value not in get.outvars and _same_part(get, eqn):
+                found |= {id(get), id(eqn)}
+        for v in eqn.invars:
+            if _is_ref_var(v):
+                _forget(reads, v)
+    return found
+
+
+def _forget(reads: dict[Any, Any], ref: Any) -> None:
+    for value in [v for v, get in reads.items() if get.invars[0] is ref]:
+        del reads[value]
+
+
+def _has_arrays(get: Any) -> bool:
+    return any(v.aval.shape for v in get.invars[1:])
+
+
+def _same_part(get: Any, swap: Any) -> bool:
+    atoms = zip(get.invars[1:], swap.invars[2:], strict=False)
+    return (
+        get.invars[0] is swap.invars[0]
+        and get.params["tree"] == swap.params["tree"]
+        and all(_same_atom(a, b) for a, b in atoms)
+    )
+
+
+def _same_atom(a: Any, b: Any) -> bool:
+    if isinstance(a, _jax.Literal) and isinstance(b, _jax.Literal):
+        return bool(a.val == b.val)
+    return a is b

@@ -1,0 +1,160 @@
+"""The syntax of NumPy index expressions: one entry for each axis, checked against its size."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from refs import _jax
+from refs.errors import RefIndexError, RefTypeError
+
+
+class Span(NamedTuple):
+    """`size` elements from `start`, `step >= 1` apart; only `start` may be traced."""
+
+    start: Any
+    size: int
+    step: int = 1
+
+    def covers(self, dim: int) -> bool:
+        return self.step == 1 and self.size == dim and is_static(self.start) and self.start == 0
+
+
+class NewAxis(NamedTuple):
+    """`None` in an index expression."""
+
+
+def is_static(x: Any) -> bool:
+    return isinstance(x, int | np.integer)
+
+
+class Reversed(NamedTuple):
+    """A slice with a negative step: its elements in ascending order, to be reversed."""
+
+    span: Span
+
+
+class InBounds(NamedTuple):
+    """A traced integer known to be in bounds."""
+
+    value: Any
+
+
+def is_array(entry: Any) -> bool:
+    return (
+        not isinstance(entry, Span | Reversed | InBounds)
+        and not is_static(entry)
+        and np.ndim(entry) > 0
+    )
+
+
+def expand(idx: Any, shape: tuple[int, ...]) -> list[Any]:
+    """One entry for each axis of `shape`, and `NewAxis` where the result gets a new one."""
+    idx = idx if isinstance(idx, tuple) else (idx,)
+    entries: list[Any] = []
+    for entry in idx:
+        entries += _entry(entry)
+    used = sum(1 for e in entries if not isinstance(e, NewAxis) and e is not ...)
+    if used > len(shape):
+        raise RefIndexError(f"too many indices: {used} for an array of shape {shape}")
+    dots = [k for k, e in enumerate(entries) if e is ...]
+    if len(dots) > 1:
+        raise RefIndexError("an index can only have a single ellipsis ('...')")
+    at = dots[0] if dots else len(entries)
+    entries[at : at + 1] = [slice(None)] * (len(shape) - used)
+    return entries
+
+
+def _entry(entry: Any) -> list[Any]:
+    """The entries that one item of an index expression stands for, by kind only."""
+    if entry is None:
+        return [NewAxis()]
+    if entry is ... or isinstance(entry, slice | _jax.Slice):
+        return [entry]
+    if isinstance(entry, _jax.NativeRef):
+        raise RefTypeError("an index can't be a Ref: index with its value, `ref[i[...]]`")
+    if entry is True:
+        return [NewAxis()]
+    if isinstance(entry, list | tuple):
+        entry = np.asarray(entry, dtype=None if len(entry) else np.int32)
+    if isinstance(entry, str | bytes) or not hasattr(entry, "dtype"):
+        try:
+            return [operator.index(entry)]  # pyright: ignore[reportArgumentType]
+        except TypeError:
+            raise RefTypeError(
+                f"an index of type {type(entry).__name__}; an index is made of integers, slices, "
+                "None, ..., integer arrays and concrete boolean masks"
+            ) from None
+    if entry.dtype == bool:
+        return _mask_entries(entry)
+    if not jnp.issubdtype(entry.dtype, jnp.integer):
+        raise RefTypeError(f"an index array must hold integers or booleans, not {entry.dtype}")
+    return [int(entry) if isinstance(entry, np.integer) else entry]
+
+
+def _mask_entries(mask: Any) -> list[Any]:
+    if isinstance(mask, _jax.Tracer):
+        raise RefTypeError(
+            "a boolean mask must be concrete, for the result's shape depends on it, but this one "
+            "is traced: use `jnp.where(mask, new, ref[...])`, or integer indices"
+        )
+    if np.ndim(mask) == 0:
+        if mask:
+            return [NewAxis()]
+        raise RefIndexError("an index can't be the scalar False")
+    return [_Mask(np.asarray(mask).shape, k, i) for k, i in enumerate(np.nonzero(mask))]
+
+
+class _Mask(NamedTuple):
+    """One of the integer arrays that a boolean mask stands for: `k`-th axis of `shape`."""
+
+    shape: tuple[int, ...]
+    k: int
+    indices: np.ndarray
+
+
+def bounded(entries: list[Any], shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """Entries checked against the sizes of the axes that they index."""
+    return tuple(_bound(e, axis, n) for axis, (e, n) in enumerate(zip(entries, shape, strict=True)))
+
+
+def _bound(entry: Any, axis: int, n: int) -> Any:
+    if isinstance(entry, _Mask):
+        if entry.shape[entry.k] != n:
+            raise RefIndexError(
+                f"boolean mask of shape {entry.shape} does not match axis {axis} of size {n}"
+            )
+        return entry.indices.astype(np.int32)
+    if isinstance(entry, _jax.Slice):
+        if not is_static(entry.size):
+            raise RefTypeError("the size in jax.ds(start, size) must be a Python integer")
+        if entry.size > n:
+            raise RefIndexError(f"jax.ds of size {entry.size} on axis {axis} of size {n}")
+        return Span(entry.start, int(entry.size), entry.stride)
+    if isinstance(entry, slice):
+        return _bound_slice(entry, n)
+    if is_static(entry):
+        if not -n <= entry < n:
+            raise RefIndexError(f"index {entry} is out of bounds for axis {axis} of size {n}")
+        return int(entry) % n
+    return entry
+
+
+def _bound_slice(entry: slice, n: int) -> Any:
+    try:
+        start, stop, step = entry.indices(n)
+    except (TypeError, jax.errors.TracerIntegerConversionError):
+        raise RefTypeError(
+            "a slice with traced bounds has no static size: use `jax.ds(start, size)`"
+        ) from None
+    size = max(0, math.ceil((stop - start) / step))
+    if size <= 1:  # The direction, and the step, mean nothing.
+        return Span(start if size else 0, size)
+    if step > 0:
+        return Span(start, size, step)
+    return Reversed(Span(start + (size - 1) * step, size, -step))

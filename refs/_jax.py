@@ -1,0 +1,356 @@
+"""The only door to JAX's private names, and the only place where its versions differ.
+
+Everything that `refs` takes from `jax._src` is imported here under a plain name, and every
+difference between the oldest supported JAX (0.10.2) and the newest is decoded here, so that the
+rest of the library reads one vocabulary. `tests/test_jax.py` checks each name and each decoded
+parameter, and says which one broke.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+from jax._src import ad_util, config, core, source_info_util
+from jax._src import custom_derivatives as _custom_derivatives
+from jax._src.indexing import Slice as Slice
+from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.interpreters import pxla as _pxla
+from jax._src.state import primitives as _state
+from jax._src.state.discharge import run_state_p as run_state_p
+from jax._src.state.indexing import NDIndexer as NDIndexer
+from jax._src.state.types import AbstractRef as AbstractRef
+from jax._src.state.types import BitcastTransform as BitcastTransform
+from jax._src.state.types import ReshapeTransform as ReshapeTransform
+from jax._src.state.types import TransformedRef as TransformedRef
+from jax._src.state.types import TransposeTransform as TransposeTransform
+
+# ---------------------------------------------------------------------------------------------
+# Primitives
+
+get_p = _state.get_p
+swap_p = _state.swap_p
+addupdate_p = _state.addupdate_p
+new_ref_p = core.ref_p
+empty_ref_p = core.empty_ref_p
+freeze_p = core.freeze_p
+free_ref_p = core.free_ref_p
+accum_grad_in_ref_p = core.accum_grad_in_ref_p
+
+
+def _primitive(module: str, name: str) -> core.Primitive:
+    return getattr(__import__(f"jax._src.{module}", fromlist=[name]), name)
+
+
+jit_p = _primitive("pjit", "jit_p")
+checkpoint_p = _primitive("ad_checkpoint", "remat_p")
+cond_p = _primitive("lax.control_flow.conditionals", "cond_p")
+while_p = _primitive("lax.control_flow.loops", "while_p")
+scan_p = _primitive("lax.control_flow.loops", "scan_p")
+custom_jvp_call_p = _custom_derivatives.custom_jvp_call_p
+custom_vjp_call_p = _custom_derivatives.custom_vjp_call_p
+shard_map_p = _primitive("shard_map", "shard_map_p")
+# Calls whose one jaxpr is run as it stands. On the newest JAX some names are one primitive.
+inlined_call_primitives: tuple[core.Primitive, ...] = tuple(
+    {
+        id(p): p
+        for p in (core.call_p, core.closed_call_p, getattr(core, "eval_jaxpr_p", core.call_p))
+    }.values()
+)
+# Calls that carry one jaxpr and some metadata; not every version has them all.
+metadata_call_primitives: tuple[core.Primitive, ...] = tuple(
+    _primitive(module, name)
+    for module, name in (
+        ("lax.lax", "composite_p"),
+        ("compute_on", "compute_on_p"),
+        ("xla_metadata", "xla_metadata_call_p"),
+    )
+    if hasattr(__import__(f"jax._src.{module}", fromlist=[name]), name)
+)
+
+
+# ---------------------------------------------------------------------------------------------
+# Types, tracers and traces
+
+Jaxpr = core.Jaxpr
+# The newest JAX has one class for a jaxpr with and without its constants.
+ClosedJaxpr = getattr(core, "ClosedJaxpr", core.Jaxpr)
+JaxprEqn = core.JaxprEqn
+Literal = core.Literal
+Primitive = core.Primitive
+ShapedArray = core.ShapedArray
+Tracer = core.Tracer
+Var = core.Var
+NativeRef = core.Ref
+UnexpectedTracerError = jax.errors.UnexpectedTracerError
+aval_method = core.aval_method
+aval_property = core.aval_property
+typeof = core.typeof
+shaped_abstractify = core.shaped_abstractify
+new_ref = core.new_ref
+empty_ref = core.empty_ref
+freeze = core.freeze
+free_ref = core.free_ref
+
+
+def at_top_level() -> bool:
+    """True when nothing is being traced: operations run at once."""
+    return core.trace_ctx.is_top_level()
+
+
+def current_trace() -> Any:
+    return core.trace_ctx.trace
+
+
+def is_jit_disabled() -> bool:
+    return bool(config.disable_jit.value)
+
+
+def trace_context() -> Any:
+    """What a trace depends on besides its arguments: x64, default precision, the mesh …"""
+    return config.trace_context()
+
+
+# The lines that jaxprs and HLO point to are the user's, not ours.
+source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)) + os.sep)
+
+
+def var_of(tracer: Any) -> Any:
+    """The jaxpr variable that a tracer of a jaxpr trace stands for, or None."""
+    var = getattr(tracer, "val", None)
+    return var if isinstance(var, core.Var) else None
+
+
+def retype(tracer: Any, aval: Any) -> Any:
+    """Gives a ref made in a jaxpr trace our ref type, which JAX's own allocation doesn't know."""
+    if isinstance(tracer, _partial_eval.DynamicJaxprTracer):
+        tracer.val.aval = aval
+        tracer.aval = aval
+    return tracer
+
+
+def is_ref_type(aval: Any) -> bool:
+    return isinstance(aval, AbstractRef)
+
+
+def register_ref_type(ref_type: type, wrap: Callable[[Any], Any]) -> None:
+    """Makes `ref_type`, a subclass of AbstractRef, pass wherever JAX looks types up by class."""
+
+    def wrapping(handler: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: wrap(handler(*args))
+
+    map_ref, unmap_ref = core.aval_mapping_handlers[AbstractRef]
+    core.aval_mapping_handlers[ref_type] = (wrapping(map_ref), wrapping(unmap_ref))
+    core.shard_aval_handlers[ref_type] = wrapping(core.shard_aval_handlers[AbstractRef])
+    core.unshard_aval_handlers[ref_type] = core.unshard_aval_handlers[AbstractRef]
+    ad_util.aval_zeros_likers[ref_type] = ad_util.aval_zeros_likers[AbstractRef]
+
+
+def register_handle(handle: type, buffers_of: Callable[[Sequence[Any]], list[Any]]) -> None:
+    """Lets JAX's own jit take `handle`s as arguments."""
+
+    def shard_handles(
+        handles: Sequence[Any], shardings: Any, layouts: Any, copy_semantics: Any
+    ) -> Any:
+        return _pxla.shard_args(shardings, layouts, copy_semantics, buffers_of(handles))
+
+    _pxla.shard_arg_handlers[handle] = shard_handles
+
+
+def register_abstract_argument(spec: type, aval_of: Callable[[Any], Any]) -> None:
+    """Lets `jax.make_jaxpr` take `spec`s as arguments of the type `aval_of(spec)`."""
+    core.pytype_aval_mappings[spec] = aval_of
+
+
+# ---------------------------------------------------------------------------------------------
+# Jaxprs and equations
+
+
+def as_closed(jaxpr: Any) -> Any:
+    """A jaxpr with its constants."""
+    if ClosedJaxpr is Jaxpr or isinstance(jaxpr, ClosedJaxpr):
+        return jaxpr
+    return core.ClosedJaxpr(jaxpr, ())
+
+
+def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
+    """The closed jaxprs among an equation's parameters."""
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, Jaxpr | ClosedJaxpr):
+                yield as_closed(item)
+
+
+def replace_jaxpr(params: dict[str, Any], new: Any, more_outputs: int) -> dict[str, Any]:
+    """The parameters of a one-jaxpr call with that jaxpr replaced by one with more outputs."""
+    [key] = [k for k, v in params.items() if isinstance(v, Jaxpr | ClosedJaxpr)]
+    params = {**params, key: new}
+    if "out_memory_spaces" in params:
+        params["out_memory_spaces"] += (jax.memory.Space.Device,) * more_outputs
+    return params
+
+
+def bind_eqn(eqn: Any, args: Sequence[Any]) -> list[Any]:
+    """Evaluates an equation as it is."""
+    return bind(eqn.primitive, args, eqn.params)
+
+
+def bind(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """Evaluates a primitive, given its parameters as they stand in an equation."""
+    out = primitive.bind(*args, **primitive.get_bind_params(params))
+    return list(out) if primitive.multiple_results else [out]
+
+
+@contextmanager
+def at_source_of(eqn: Any) -> Iterator[None]:
+    """Restores the user's line, name scope and context managers of an equation."""
+    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with (
+        source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
+        eqn.ctx.manager,
+    ):
+        yield
+
+
+def is_dropped(var: Any) -> bool:
+    """True for an output that nobody uses."""
+    return isinstance(var, core.DropVar)
+
+
+def user_line(eqn: Any) -> str:
+    """`file.py:12` of the user's code that made the equation."""
+    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else "an unknown line"
+
+
+def can_fail(closed: Any) -> bool:
+    """True where running the jaxpr may raise: it calls back into Python, or out of XLA."""
+    return any(
+        "callback" in eqn.primitive.name
+        or eqn.primitive.name in ("debug_print", "ffi_call")
+        or any(can_fail(inner) for inner in jaxprs_in(eqn.params))
+        for eqn in closed.jaxpr.eqns
+    )
+
+
+def strong(x: Any) -> Any:
+    """`x` as an array that is not weakly typed."""
+    x = jax.numpy.asarray(x)
+    return jax.lax.convert_element_type(x, x.dtype) if x.weak_type else x
+
+
+# ---------------------------------------------------------------------------------------------
+# Parameters whose spelling depends on the version
+
+
+class ScanParams(NamedTuple):
+    jaxpr: Any
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+    unroll: int
+
+
+def scan_params(params: dict[str, Any]) -> ScanParams:
+    if "ft_in" in params:
+        num_consts, num_carry, _ = (len(part) for part in params["ft_in"].unpack())
+    else:
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+    return ScanParams(
+        as_closed(params["jaxpr"]),
+        num_consts,
+        num_carry,
+        params["length"],
+        params["reverse"],
+        params["unroll"],
+    )
+
+
+class JitParams(NamedTuple):
+    jaxpr: Any
+    name: str
+    inline: Any
+    keep_unused: bool
+    in_shardings: tuple[Any, ...]
+    out_shardings: tuple[Any, ...]
+    compiler_options: dict[str, Any]
+
+
+def jit_params(params: dict[str, Any]) -> JitParams:
+    return JitParams(
+        as_closed(params["jaxpr"]),
+        params["name"],
+        params["inline"],
+        params["keep_unused"],
+        params["in_shardings"],
+        params["out_shardings"],
+        dict(params["compiler_options_kvs"]),
+    )
+
+
+def is_unspecified(sharding: Any) -> bool:
+    return type(sharding).__name__ == "UnspecifiedValue"
+
+
+class JvpRule(NamedTuple):
+    """A user's JVP rule as jaxprs: `trace(zeros) -> (closed jaxpr, which output tangents are 0)`.
+
+    Inputs of the jaxpr are the primals after the first `num_consts`, then the tangents that are
+    not symbolically zero; outputs are the primals, then the tangents not zero.
+    """
+
+    num_consts: int
+    symbolic_zeros: bool
+    trace: Callable[[Sequence[bool]], tuple[Any, Sequence[Any], Sequence[bool]]]
+
+
+def jvp_rule(params: dict[str, Any]) -> JvpRule:
+    return JvpRule(
+        params["num_consts"],
+        params["symbolic_zeros"],
+        lambda zeros: params["jvp_jaxpr_fun"].call_wrapped(*zeros),
+    )
+
+
+class VjpRule(NamedTuple):
+    """A user's VJP rule: `fwd(nonzeros) -> (jaxpr, consts)` and `bwd(residuals, cotangents)`.
+
+    The forward jaxpr takes the primals after the first `num_consts` and returns the residuals that
+    are not inputs, then the primal outputs. `residual_forwards`, to be called after `fwd`, says
+    for each residual which primal it is, or None. `bwd` returns a cotangent, or a symbolic zero
+    (`is_symbolic_zero`), for each primal after the first `num_consts`.
+    """
+
+    num_consts: int
+    symbolic_zeros: bool
+    fwd: Callable[[Sequence[bool]], tuple[Any, Sequence[Any]]]
+    residual_forwards: Callable[[], Sequence[int | None]]
+    bwd: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+
+
+def vjp_rule(params: dict[str, Any]) -> VjpRule:
+    def bwd(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        out = params["bwd"].call_wrapped(*residuals, *cotangents)
+        # The newest JAX returns (cotangents, logs); the logs belong to `f_vjp.with_logs`.
+        return list(out[0] if isinstance(out, tuple) and len(out) == 2 else out)
+
+    return VjpRule(
+        params["num_consts"],
+        params["symbolic_zeros"],
+        lambda nonzeros: params["fwd_jaxpr_thunk"].call_wrapped(*nonzeros),
+        lambda: params["out_trees"]()[2],
+        bwd,
+    )
+
+
+def is_symbolic_zero(x: Any) -> bool:
+    return isinstance(x, ad_util.Zero | ad_util.SymbolicZero)
+
+
+def instantiate(x: Any) -> Any:
+    """The array that a symbolic zero stands for; anything else as it is."""
+    return ad_util.zeros_like_aval(x.aval) if is_symbolic_zero(x) else x

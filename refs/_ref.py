@@ -1,0 +1,391 @@
+"""The handle `Ref`, the type of its traces, and the functions that begin and end its life.
+
+Our handle *is* a `jax.Ref`: its own implementation (`_refs` is itself), holding one array. So
+`jax.jit`, `jax.vmap`, `jax.lax` loops and `jax.ref` functions take it. Its type, `RefType`, is
+equal to JAX's `AbstractRef` of the same array type, and gives traced refs NumPy's indexing and
+`.at` wherever they turn up, in the branches of a `cond` for instance.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from refs import _access, _jax
+from refs._site import Site, user_site
+from refs._view import ViewMaker
+from refs.errors import RefStateError, RefTypeError
+
+
+class Origin:
+    """Who a ref is, for messages: its name and the line that made it."""
+
+    __slots__ = ("name", "site")
+
+    def __init__(self, name: str | None, site: Site | None):
+        self.name, self.site = name, site
+
+    def describe(self) -> str:
+        named = f"ref `{self.name}`" if self.name else "a ref"
+        return f"{named} (created at {self.site})" if self.site else named
+
+
+class RefType(_jax.AbstractRef):
+    """JAX's type of a ref, with NumPy's indexing, `.at` and an origin for messages.
+
+    Equal, with equal hashes, to the `AbstractRef` of the same array type: JAX's caches and checks
+    take one for the other.
+    """
+
+    __slots__ = ("origin",)
+
+    def __init__(
+        self, inner_aval: Any, memory_space: Any = None, kind: Any = None, origin: Any = None
+    ):
+        super().__init__(inner_aval, memory_space, kind)
+        self.origin = origin
+
+    def update(self, inner_aval: Any = None, memory_space: Any = None, kind: Any = None) -> RefType:
+        return RefType.of(super().update(inner_aval, memory_space, kind), self.origin)
+
+    @staticmethod
+    def of(aval: Any, origin: Origin | None = None) -> RefType:
+        return RefType(aval.inner_aval, aval.memory_space, aval.kind, origin)
+
+    def _getitem(self, tracer: Any, idx: Any) -> Any:
+        return _access.get(tracer, idx)
+
+    def _setitem(self, tracer: Any, idx: Any, value: Any) -> None:
+        _access.set(tracer, idx, value)
+
+    def _addupdate(self, tracer: Any, idx: Any, value: Any) -> None:
+        _access.addupdate(tracer, idx, value)
+
+    at = _jax.aval_property(ViewMaker)
+    nbytes = _jax.aval_property(lambda tracer: tracer.size * tracer.dtype.itemsize)
+    name = _jax.aval_property(lambda tracer: _name_of(tracer.aval))
+    get = _jax.aval_method(staticmethod(lambda tracer, idx=...: _access.get(tracer, idx)))
+    set = _jax.aval_method(
+        staticmethod(lambda tracer, value, idx=...: _access.set(tracer, idx, value))
+    )
+    swap = _jax.aval_method(
+        staticmethod(lambda tracer, value, idx=...: _access.swap(tracer, idx, value))
+    )
+    addupdate = _jax.aval_method(
+        staticmethod(lambda tracer, value, idx=...: _access.addupdate(tracer, idx, value))
+    )
+
+    def str_short(self, short_dtypes: bool = False, mesh_axis_types: bool = False) -> str:
+        # Jaxprs are printed with short dtypes, JAX's error messages without: there, say which ref.
+        text = super().str_short(short_dtypes, mesh_axis_types)
+        if self.origin is None or short_dtypes:
+            return text
+        return f"{text}, {self.origin.describe()}"
+
+    def __getattr__(self, name: str) -> Any:
+        # Python's operators on a traced ref look here for `_add`, `_neg` …
+        if f"__{name[1:]}__" in _OPERATORS:
+            return lambda tracer, *others: _refuse_operator(tracer)
+        raise AttributeError(name)
+
+    def __eq__(self, other: Any) -> bool:
+        return (
+            isinstance(other, _jax.AbstractRef)
+            and self.inner_aval == other.inner_aval
+            and self.memory_space == other.memory_space
+        )
+
+    def __hash__(self) -> int:
+        return hash((_jax.AbstractRef, self.inner_aval, self.memory_space))
+
+
+_jax.register_ref_type(RefType, RefType.of)
+
+
+def _name_of(aval: Any) -> str | None:
+    origin = getattr(aval, "origin", None)
+    return origin.name if origin is not None else None
+
+
+class Ref(_jax.NativeRef):
+    """A mutable array: a handle on a buffer that JAX updates in place.
+
+    Made by `new_ref` or `empty_ref`. Shape, dtype and sharding are fixed for life. A Ref is a
+    pytree leaf, compares and hashes by identity, and can be indexed as a NumPy array can; reading
+    always gives a separate `jax.Array`.
+
+    >>> r = refs.new_ref(jnp.arange(6).reshape(2, 3))
+    >>> r[0, ::-1] += 10
+    >>> r
+    Ref([[10, 11, 12],
+         [ 3,  4,  5]], dtype=int32)
+    >>> r.shape, r.dtype, r.nbytes
+    ((2, 3), dtype('int32'), 24)
+    """
+
+    __slots__ = ("_buf", "_end")
+    _aval: RefType
+
+    def __init__(self, aval: RefType, buf: jax.Array):
+        self._aval = aval
+        self._buf = buf
+        self._end: str | None = None
+
+    @property
+    def _refs(self) -> Ref:
+        """What JAX takes for the implementation: this handle itself, until it ends."""
+        if self._end is not None:
+            raise RefStateError(f"use of {_access.describe(self)}, which {self._end}")
+        return self
+
+    def _buffer(self) -> jax.Array:
+        """The array held now. (JAX's own write-back meets a deleted one; nobody else should.)"""
+        buf = self._refs._buf
+        if buf.is_deleted():
+            raise RefStateError(
+                f"use of {_access.describe(self)}, whose value was lost: its buffer was given "
+                "to a call that failed, or donated by hand. Keep a checkpoint, `ref[...]`, where "
+                "a step can fail"
+            )
+        return buf
+
+    @property
+    def name(self) -> str | None:
+        """The name given to `new_ref`, which messages use."""
+        return self._aval.origin.name
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the buffer in bytes."""
+        return self._aval.size * self._aval.dtype.itemsize
+
+    @property
+    def at(self) -> ViewMaker:
+        """`ref.at[idx]` is a `RefView`: get, set, add, multiply, min, max, apply, swap."""
+        return ViewMaker(self)
+
+    def get(self, idx: Any = ...) -> jax.Array:
+        """Returns `ref[idx]`."""
+        return _access.get(self, idx)
+
+    def set(self, value: Any, idx: Any = ...) -> None:
+        """Writes `ref[idx] = value`."""
+        _access.set(self, idx, value)
+
+    def swap(self, value: Any, idx: Any = ...) -> jax.Array:
+        """Writes `ref[idx] = value` and returns what stood there."""
+        return _access.swap(self, idx, value)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"Ref has no attribute {name!r}: if you mean the array's, read it, `ref[...].{name}`"
+        )
+
+    def __bool__(self) -> bool:
+        raise RefTypeError(
+            f"the truth value of {_access.describe(self)} is ambiguous: test `ref is not None`, "
+            "or its value, `ref[...]`"
+        )
+
+    def __repr__(self) -> str:
+        name = f", name={self.name!r}" if self.name else ""
+        if self._end is not None:
+            return f"Ref(<{self._end}>, shape={self.shape}, dtype={self.dtype}{name})"
+        if not _jax.at_top_level():
+            return f"Ref(<being traced>, shape={self.shape}, dtype={self.dtype}{name})"
+        # A copy: on some versions a view cached in the array would block the next donation.
+        buf = self._buffer()
+        is_plain = not jnp.issubdtype(buf.dtype, jax.dtypes.extended)
+        text = repr(jnp.asarray(np.array(buf)) if is_plain else buf)
+        lines = text.removeprefix("Array").replace("\n  ", "\n")
+        return f"Ref{lines[:-1]}{name})"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self[...], dtype)
+
+    def __copy__(self) -> Ref:
+        return new_ref(self[...], name=self.name)
+
+    def __deepcopy__(self, memo: Any) -> Ref:
+        return new_ref(self[...], name=self.name)
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (np.array(self[...]), self.name)
+
+
+_OPERATORS = [
+    f"__{r}{op}__"
+    for r in ("", "r", "i")
+    for op in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+] + ["__neg__", "__abs__", "__lt__", "__le__", "__gt__", "__ge__"]
+
+
+def _refuse_operator(ref: Any, *others: Any) -> Any:
+    raise RefTypeError(
+        f"arithmetic on {_access.describe(ref)}: a ref is not an array. Use its value, "
+        "`ref[...] + x`, or update it in place, `ref[...] += x`"
+    )
+
+
+for _name in _OPERATORS:
+    setattr(Ref, _name, _refuse_operator)
+
+
+def _unpickled(value: np.ndarray, name: str | None) -> Ref:
+    return new_ref(value, name=name)
+
+
+_jax.register_handle(Ref, lambda handles: [h._buffer() for h in handles])
+
+
+def is_concrete(x: Any) -> bool:
+    """True for a handle, ours or JAX's, False for a traced ref and anything else."""
+    return isinstance(x, _jax.NativeRef) and not isinstance(x, _jax.Tracer)
+
+
+def new_ref(
+    init_val: Any,
+    *,
+    memory_space: Any = None,
+    kind: str | None = None,
+    copy: bool = True,
+    name: str | None = None,
+) -> Ref:
+    """Makes a mutable array with the value `init_val`.
+
+    The signature is `jax.new_ref`'s, with two keywords more. A tree of state is made with
+    `jax.tree.map(refs.new_ref, tree)`.
+
+    Args:
+      init_val: an array or scalar of any shape and dtype.
+      memory_space: as in `jax.new_ref`.
+      kind: as in `jax.new_ref`.
+      copy: False to take over the buffer of `init_val`, a `jax.Array` that must not be used
+        afterwards (the first write would delete it).
+      name: what error messages call the ref.
+
+    Returns:
+      A `Ref`. Inside a traced function, a traced ref.
+
+    Raises:
+      RefTypeError: if `init_val` is a ref, or no array can be made of it.
+
+    >>> r = refs.new_ref(jnp.zeros(3), name="counts")
+    >>> r[1] += 1
+    >>> r
+    Ref([0., 1., 0.], dtype=float32, name='counts')
+    """
+    if isinstance(init_val, _jax.NativeRef):
+        raise RefTypeError(
+            f"new_ref of {_access.describe(init_val)}: a ref can't hold a ref. Copy its value, "
+            "`refs.new_ref(other[...])`"
+        )
+    origin = Origin(name, user_site())
+    init_val = _as_array(init_val)
+    if not _jax.at_top_level():
+        traced = _jax.new_ref(init_val, memory_space=memory_space, kind=kind)
+        return _adopt(traced, origin)
+    if copy or not isinstance(init_val, jax.Array):
+        # JAX's own allocation knows what each version wants of a ref's buffer: committed, not weak.
+        native = _jax.new_ref(init_val, memory_space=memory_space, kind=kind)
+        aval, buf = native._aval, native._refs._buf
+    else:
+        aval, buf = _jax.AbstractRef(_jax.typeof(init_val), memory_space, kind), init_val
+    return Ref(_strong(aval, origin), buf)
+
+
+def empty_ref(ty: Any, memory_space: Any = None, *, name: str | None = None) -> Ref:
+    """Makes a mutable array of type `ty`, filled with zeros.
+
+    Args:
+      ty: an array, `jax.ShapeDtypeStruct` or anything with a shape and dtype.
+      memory_space: as in `jax.ref.empty_ref`.
+      name: what error messages call the ref.
+
+    >>> refs.empty_ref(jax.ShapeDtypeStruct((2,), jnp.int32))
+    Ref([0, 0], dtype=int32)
+    """
+    if isinstance(ty, _jax.NativeRef):
+        raise RefTypeError(
+            f"empty_ref of {_access.describe(ty)}: a ref can't hold a ref. Give its array type, "
+            "`jax.ShapeDtypeStruct(other.shape, other.dtype)`"
+        )
+    zeros = jnp.zeros(ty.shape, ty.dtype, device=getattr(ty, "sharding", None))
+    return new_ref(zeros, memory_space=memory_space, copy=False, name=name)
+
+
+def freeze(ref: Any) -> jax.Array:
+    """Ends a ref and returns its value, without a copy.
+
+    Raises:
+      RefStateError: if the ref has ended already, or outlives the trace in which it is frozen.
+
+    >>> r = refs.new_ref(jnp.arange(2))
+    >>> refs.freeze(r)
+    Array([0, 1], dtype=int32)
+    >>> r[...]
+    Traceback (most recent call last):
+    refs.errors.RefStateError: use of a ref (created at ...), which was frozen at ...
+    """
+    _access.check_ref(ref, "freeze")
+    if not is_concrete(ref):
+        return _jax.freeze(ref)
+    _check_not_tracing(ref, "freeze")
+    value = ref._refs._buf if isinstance(ref, Ref) else _jax.freeze(ref)
+    _end(ref, "was frozen")
+    return value
+
+
+def free_ref(ref: Any) -> None:
+    """Ends a ref and frees its memory.
+
+    Raises:
+      RefStateError: if the ref has ended already, or outlives the trace in which it is freed.
+    """
+    _access.check_ref(ref, "free_ref")
+    if not is_concrete(ref):
+        _jax.free_ref(ref)
+        return
+    _check_not_tracing(ref, "free_ref")
+    buf = ref._refs._buf
+    _end(ref, "was freed")
+    buf.delete()
+
+
+def _check_not_tracing(ref: Any, doing: str) -> None:
+    if not _jax.at_top_level():
+        raise RefStateError(
+            f"{doing} of {_access.describe(ref)} inside a traced function, which would end it "
+            f"once, when tracing, and not in each call: {doing} it outside, or read `ref[...]`"
+        )
+
+
+def _end(ref: Any, how: str) -> None:
+    if isinstance(ref, Ref):
+        site = user_site()
+        ref._end = f"{how} at {site}" if site else how
+        ref._buf = None  # type: ignore[assignment]  # nothing reads it once `_end` is set
+
+
+def _adopt(ref: Any, origin: Origin) -> Any:
+    """Gives a ref that JAX made in a trace our type, where the trace can be told."""
+    return _jax.retype(ref, RefType.of(_jax.typeof(ref), origin))
+
+
+def _strong(aval: Any, origin: Origin | None) -> RefType:
+    return RefType(aval.inner_aval.update(weak_type=False), aval.memory_space, aval.kind, origin)
+
+
+def _as_array(x: Any) -> Any:
+    if isinstance(x, jax.Array):
+        return x
+    try:
+        return np.asarray(x) if isinstance(x, np.ndarray | np.generic) else jnp.asarray(x)
+    except (TypeError, ValueError):
+        raise RefTypeError(
+            f"new_ref of a {type(x).__name__}: a ref holds one array. Make a tree of refs with "
+            "`jax.tree.map(refs.new_ref, tree)`"
+        ) from None

@@ -1,0 +1,262 @@
+"""From a Python function over refs to an effectful jaxpr.
+
+`jax.make_jaxpr` does the tracing. What is ours is the boundary: the same ref in several places is
+one ref, refs may be returned, and what went wrong inside is said in terms of the user's refs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from refs import _access, _jax
+from refs._ref import Ref, RefType, is_concrete
+from refs.errors import RefEscapeError, RefTypeError
+
+
+class AbstractArgument:
+    """Stands for a ref of a given type in the arguments of a trace."""
+
+    def __init__(self, aval: RefType):
+        self.aval = aval
+
+
+_jax.register_abstract_argument(AbstractArgument, lambda spec: spec.aval)
+
+
+def is_ref(x: Any) -> bool:
+    """True for any ref: a handle, ours or JAX's, or a traced one."""
+    return isinstance(x, _jax.NativeRef)
+
+
+def ref_type(ref: Any) -> RefType:
+    """The type that a ref has in our traces."""
+    aval = _jax.typeof(ref)
+    return aval if isinstance(aval, RefType) else RefType.of(aval)
+
+
+class Unique(NamedTuple):
+    """Distinct objects, and which of them stands at each place."""
+
+    items: list[Any]
+    places: tuple[int, ...]
+
+
+def unique(objects: Sequence[Any]) -> Unique:
+    """Drops repetitions, by identity."""
+    items: list[Any] = []
+    position: dict[int, int] = {}
+    for x in objects:
+        if id(x) not in position:
+            position[id(x)] = len(items)
+            items.append(x)
+    return Unique(items, tuple(position[id(x)] for x in objects))
+
+
+class ArgumentRef(NamedTuple):
+    """A returned ref that is the `position`-th distinct ref argument."""
+
+    position: int
+
+
+class OuterRef(NamedTuple):
+    """A returned ref that the function closes over."""
+
+    ref: Any
+
+
+class NewRef(NamedTuple):
+    """A returned ref that the function made: its final value is the `position`-th new one."""
+
+    position: int
+    origin: Any
+
+
+class Trace(NamedTuple):
+    """A traced function.
+
+    `jaxpr` takes one ref for each distinct ref argument, then the other leaves. It returns the
+    function's array outputs, then the final values of new refs that are returned. `out_tree` and
+    `out_leaves` rebuild the function's result: a leaf is a marker, or None for the next array.
+    """
+
+    jaxpr: Any
+    out_tree: Any
+    out_leaves: tuple[Any, ...]
+
+
+def trace(
+    fun: Callable[..., Any],
+    ref_types: Sequence[RefType],
+    leaves: Sequence[Any],
+    rebuild: Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
+) -> Trace:
+    """Traces `fun(*args, **kwargs)` with `args, kwargs = rebuild(refs, leaves)`.
+
+    Raises whatever `fun` raises; nothing that `fun` would have changed has changed.
+    """
+    out: list[Any] = []
+
+    def flat(refs: Sequence[Any], leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        args, kwargs = rebuild(refs, leaves)
+        result, out_tree = jax.tree.flatten(fun(*args, **kwargs))
+        arrays, markers, new = strip_refs(result, refs)
+        out[:] = [out_tree, markers]
+        return arrays, new
+
+    flat.__name__ = flat.__qualname__ = getattr(fun, "__name__", "function")
+    jaxpr = _make_jaxpr(flat)([AbstractArgument(t) for t in ref_types], list(leaves))
+    out_tree, markers = out
+    return Trace(jaxpr, out_tree, tuple(markers))
+
+
+def strip_refs(
+    result: Sequence[Any], arguments: Sequence[Any]
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Splits outputs into arrays, one marker a leaf, and the final values of new refs."""
+    arrays: list[Any] = []
+    markers: list[Any] = []
+    new: dict[int, tuple[NewRef, Any]] = {}
+    position = {id(a): k for k, a in enumerate(arguments)}
+    for x in result:
+        if not is_ref(x):
+            arrays.append(x)
+            markers.append(None)
+        elif id(x) in position:
+            markers.append(ArgumentRef(position[id(x)]))
+        elif is_concrete(x) or not _made_here(x):
+            markers.append(OuterRef(x))
+        else:
+            if id(x) not in new:
+                marker = NewRef(len(new), getattr(_jax.typeof(x), "origin", None))
+                new[id(x)] = (marker, _access.get(x))
+            markers.append(new[id(x)][0])
+    return arrays, markers, [value for _, value in new.values()]
+
+
+def _made_here(ref: Any) -> bool:
+    return ref._trace is _jax.current_trace()
+
+
+def _make_jaxpr(flat: Callable[..., Any]) -> Callable[..., Any]:
+    make = jax.make_jaxpr(flat)
+
+    def made(*args: Any) -> Any:
+        try:
+            return make(*args)
+        except ValueError as error:
+            said = str(error)
+            if isinstance(error, RefEscapeError) or "mutable array" not in said:
+                raise
+            if "cannot be returned" in said:
+                advice = (
+                    "the body of a loop, a branch or an inner `jax.jit` can use refs, but not "
+                    "return them: return the value, `ref[...]`, or use the ref where it is in scope"
+                )
+            else:
+                advice = (
+                    "JAX's own functions take each ref once, either as an argument or closed "
+                    "over: close over the ref, or use `refs.jit`, which takes it any number of "
+                    "times"
+                )
+            raise RefEscapeError(f"{said}\n\n{advice}") from error
+
+    return made
+
+
+def make_jaxpr(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function that returns the effectful jaxpr of `fun`, like `jax.make_jaxpr`.
+
+    Refs may be anywhere in the arguments (the same one several times is one input), closed over
+    (they are among `jaxpr.consts`), or returned (the jaxpr returns their final values, if made
+    inside, and nothing otherwise).
+
+    Args:
+      fun: a function of pytrees of arrays and refs.
+
+    Returns:
+      A function of `fun`'s arguments that returns a `ClosedJaxpr`: one ref input for each distinct
+      ref argument comes first, then the other leaves in order.
+
+    >>> r = refs.new_ref(jnp.zeros(3))
+    >>> def f(x):
+    ...     r[0] = x
+    >>> refs.make_jaxpr(f)(1.0)
+    { lambda a:Ref{f32[3]}; b:f32[]. let
+        c:f32[] = convert_element_type[new_dtype=float32 weak_type=False] b
+        a[0] <- c
+      in () }
+    """
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        call = Call.of(args, kwargs)
+        return trace(fun, [ref_type(r) for r in call.refs], call.leaves, call.rebuild).jaxpr
+
+    return made
+
+
+class Call(NamedTuple):
+    """The arguments of a call, flattened: distinct refs apart from the other leaves."""
+
+    tree: Any
+    refs: list[Any]
+    ref_places: tuple[int | None, ...]  # for each leaf: which distinct ref, or None
+    leaves: list[Any]
+
+    @staticmethod
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        flat, tree = jax.tree.flatten((args, kwargs))
+        found = unique([x for x in flat if is_ref(x)])
+        for ref in found.items:
+            _access.check_ref(ref, "call")
+        places = iter(found.places)
+        return Call(
+            tree,
+            found.items,
+            tuple(next(places) if is_ref(x) else None for x in flat),
+            [_array_like(x) for x in flat if not is_ref(x)],
+        )
+
+    def rebuild(
+        self, refs: Sequence[Any], leaves: Sequence[Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        rest = iter(leaves)
+        flat = [next(rest) if k is None else refs[k] for k in self.ref_places]
+        return jax.tree.unflatten(self.tree, flat)
+
+
+def _array_like(leaf: Any) -> Any:
+    if getattr(leaf, "is_ref", False):
+        raise RefTypeError(
+            "a jax.ShapeDtypeStruct with is_ref stands for no ref in particular: pass a ref, "
+            "`refs.empty_ref(...)` for instance"
+        )
+    return leaf
+
+
+def result_of(
+    out_tree: Any,
+    out_leaves: Sequence[Any],
+    arrays: Sequence[Any],
+    arguments: Sequence[Any],
+    new: Sequence[Any],
+) -> Any:
+    """Rebuilds a function's result from its arrays, its ref arguments and its new refs."""
+    rest = iter(arrays)
+    leaves = []
+    for leaf in out_leaves:
+        if leaf is None:
+            leaves.append(next(rest))
+        elif isinstance(leaf, ArgumentRef):
+            leaves.append(arguments[leaf.position])
+        else:
+            leaves.append(leaf.ref if isinstance(leaf, OuterRef) else new[leaf.position])
+    return jax.tree.unflatten(out_tree, leaves)
+
+
+def adopt(value: Any, origin: Any) -> Ref:
+    """A handle for the value of a ref made in a trace."""
+    aval = _jax.AbstractRef(_jax.typeof(value))
+    return Ref(RefType.of(aval, origin), value)

@@ -1,0 +1,223 @@
+"""Views: `ref.at[idx]` names a part of a ref, to be read or updated in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from refs import _access, _jax
+from refs._indexing import Index
+from refs._values import fit
+
+
+class ViewMaker:
+    """What `ref.at` is: index it."""
+
+    __slots__ = ("_path", "_ref")
+
+    def __init__(self, ref: Any, path: tuple[Any, ...] = ()):
+        self._ref, self._path = ref, path
+
+    def __getitem__(self, idx: Any) -> RefView:
+        return RefView(self._ref, (*self._path, idx))
+
+
+@jax.tree_util.register_pytree_node_class
+class RefView:
+    """A part of a ref, named by one or more indices, each within the last.
+
+    The methods are those of `jax.numpy`'s `x.at[idx]`, but they change the ref and, `get` and
+    `swap` apart, return nothing. Views nest, and are pytrees whose leaves are the ref and the
+    arrays in its indices: they can be passed to `refs.jit`.
+
+    >>> r = refs.new_ref(jnp.zeros((2, 3)))
+    >>> row = r.at[1]
+    >>> row.at[::2].set(5)
+    >>> row.multiply(2)
+    >>> r
+    Ref([[ 0.,  0.,  0.],
+         [10.,  0., 10.]], dtype=float32)
+    """
+
+    __slots__ = ("_path", "_ref")
+
+    def __init__(self, ref: Any, path: tuple[Any, ...]):
+        self._ref, self._path = ref, path
+
+    @property
+    def at(self) -> ViewMaker:
+        """Names a part of this part."""
+        return ViewMaker(self._ref, self._path)
+
+    @property
+    def ref(self) -> Any:
+        """The ref that this view looks into."""
+        return self._ref
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the part."""
+        shape = self._ref.shape
+        for idx in self._path:
+            shape = Index.parse(idx, shape).result_shape
+        return shape
+
+    @property
+    def dtype(self) -> Any:
+        """The ref's dtype."""
+        return self._ref.dtype
+
+    def get(self) -> jax.Array:
+        """Returns the part's value."""
+        return self._read(len(self._path))
+
+    def set(self, value: Any) -> None:
+        """Overwrites the part."""
+        self._update("set", value)
+
+    def swap(self, value: Any) -> jax.Array:
+        """Overwrites the part and returns what stood there."""
+        if len(self._path) == 1:
+            return _access.swap(self._ref, self._path[0], value)
+        old = self.get()
+        self.set(value)
+        return old
+
+    def add(self, value: Any) -> None:
+        """Adds to the part; elements named twice get both contributions."""
+        self._update("add", value)
+
+    def multiply(self, value: Any) -> None:
+        """Multiplies the part; elements named twice are multiplied twice."""
+        self._update("multiply", value)
+
+    def min(self, value: Any) -> None:
+        """Replaces elements greater than `value` by it."""
+        self._update("min", value)
+
+    def max(self, value: Any) -> None:
+        """Replaces elements less than `value` by it."""
+        self._update("max", value)
+
+    def apply(self, fn: Callable[[jax.Array], jax.Array]) -> None:
+        """Replaces each element by `fn` of it (`fn` as NumPy's ufuncs, elementwise)."""
+        self._update("apply", fn)
+
+    def __getitem__(self, idx: Any) -> jax.Array:
+        return self.at[idx].get()
+
+    def __setitem__(self, idx: Any, value: Any) -> None:
+        self.at[idx].set(value)
+
+    def __repr__(self) -> str:
+        path = "".join(f"[{_show(idx)}]" for idx in self._path)
+        return f"RefView({_access.describe(self._ref)}{path}, shape={self.shape})"
+
+    def _read(self, depth: int) -> Any:
+        """The value that the first `depth` indices name."""
+        value = _access.get(self._ref, self._path[0])
+        for idx in self._path[1:depth]:
+            value = Index.parse(idx, value.shape).read(value)
+        return value
+
+    def _update(self, method: str, operand: Any) -> None:
+        idx = self._path[-1]
+        if len(self._path) == 1:
+            if method == "set":
+                _access.set(self._ref, idx, operand)
+            elif method == "add":
+                _access.addupdate(self._ref, idx, operand)
+            else:
+                _access.update(self._ref, idx, method, operand)
+            return
+        # A part of a part: read the outer one, update it, write it back.
+        outer = RefView(self._ref, self._path[:-1])
+        with _access.blamed(method, self._ref):
+            value = outer.get()
+            index = Index.parse(idx, value.shape)
+            if method != "apply":
+                operand = fit(operand, index.result_shape, value.dtype)
+            new = getattr(index, {"set": "write", "add": "add"}.get(method, "update"))(
+                value, *(() if method in ("set", "add") else (method,)), operand
+            )
+        outer.set(new)
+
+    # -- a pytree whose leaves are the ref and the arrays in its indices --------------------------
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        arrays: list[Any] = []
+        path = tuple(tuple(_freeze(e, arrays) for e in _items(idx)) for idx in self._path)
+        return (self._ref, *arrays), path
+
+    @classmethod
+    def tree_unflatten(cls, path: tuple[Any, ...], children: tuple[Any, ...]) -> RefView:
+        ref, *arrays = children
+        rest = iter(arrays)
+        return cls(ref, tuple(tuple(_thaw(e, rest) for e in idx) for idx in path))
+
+
+def _items(idx: Any) -> tuple[Any, ...]:
+    return idx if isinstance(idx, tuple) else (idx,)
+
+
+class _Array:
+    """Stands in a view's structure where an array stands in its index."""
+
+
+class _Slice(tuple[Any, ...]):
+    """A slice, hashable on every Python."""
+
+    __slots__ = ()
+
+
+def _freeze(entry: Any, arrays: list[Any]) -> Any:
+    if isinstance(entry, slice):
+        return _Slice((entry.start, entry.stop, entry.step))
+    if isinstance(entry, _jax.Slice):
+        arrays.append(entry.start)
+        return _DynamicSlice((entry.size, entry.stride))
+    if isinstance(entry, list):
+        entry = np.asarray(entry, dtype=None if entry else np.int32)
+    if isinstance(entry, np.ndarray) and entry.dtype == bool:
+        # A mask must stay concrete wherever the view is taken.
+        return _Mask((entry.shape, entry.tobytes()))
+    if hasattr(entry, "dtype"):
+        arrays.append(entry)
+        return _Array
+    return entry
+
+
+class _DynamicSlice(tuple[Any, ...]):
+    """A `jax.ds` without its start."""
+
+    __slots__ = ()
+
+
+class _Mask(tuple[Any, ...]):
+    """A boolean mask's shape and bytes."""
+
+    __slots__ = ()
+
+
+def _thaw(entry: Any, arrays: Any) -> Any:
+    if isinstance(entry, _Slice):
+        return slice(*entry)
+    if isinstance(entry, _DynamicSlice):
+        return _jax.Slice(next(arrays), *entry)
+    if isinstance(entry, _Mask):
+        shape, content = entry
+        return np.frombuffer(content, bool).reshape(shape)
+    return next(arrays) if entry is _Array else entry
+
+
+def _show(idx: Any) -> str:
+    def show(entry: Any) -> str:
+        if isinstance(entry, slice):
+            parts = ["" if p is None else str(p) for p in (entry.start, entry.stop)]
+            return ":".join(parts + ([] if entry.step is None else [str(entry.step)]))
+        return "..." if entry is ... else str(entry)
+
+    return ", ".join(show(e) for e in _items(idx))

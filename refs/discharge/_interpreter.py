@@ -1,0 +1,308 @@
+"""The interpreter: evaluates an effectful jaxpr with each ref a mutable cell.
+
+Two environments in one: a variable of array type has a value, written once; a variable of ref type
+has a `Cell`, whose value changes. Two variables may share a cell, so aliases need no special case.
+Equations without refs are evaluated as they are; for the others the registered rule decides.
+
+Evaluated on tracers, that is the discharge of a program: what comes out is pure. Rules for loops,
+branches and calls go through `Context.scope`, which turns an inner jaxpr into a pure function of
+arrays and state: state in, new state out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from jax import lax
+
+from refs import _effects, _jax
+from refs._effects import Touch
+from refs.discharge._registry import rule_for
+from refs.errors import MissingRuleError, RefEscapeError, RefStateError
+
+
+class Cell:
+    """The current value of a ref during an interpretation."""
+
+    __slots__ = ("_value", "ended", "made_here", "origin", "sealed")
+
+    def __init__(self, value: Any, origin: Any = None, sealed: str | None = None):
+        self._value = value
+        self.origin = origin
+        self.ended: str | None = None
+        self.sealed = sealed
+        self.made_here = False
+
+    def describe(self) -> str:
+        return self.origin.describe() if self.origin is not None else "a ref"
+
+    def end(self, doing: str, how: str) -> None:
+        """Ends the ref, which only the function that made it can do: others run many times."""
+        if not self.made_here:
+            raise RefStateError(
+                f"{doing} of {self.describe()} inside a traced function that did not make it: "
+                f"{doing} it where it was made, or read `ref[...]`"
+            )
+        self.ended = how
+
+    def read(self) -> Any:
+        if self.ended is not None:
+            raise RefStateError(f"use of {self.describe()}, which {self.ended}")
+        return self._value
+
+    def write(self, value: Any) -> None:
+        if self.ended is not None or self.sealed is not None:
+            why = self.sealed if self.ended is None else f"which {self.ended}"
+            raise RefStateError(f"write to {self.describe()}, {why}")
+        # A ref's type is never weak, and loops carry it.
+        self._value = _jax.strong(value)
+
+
+class Row(Cell):
+    """A row of another cell: what a step of a scan over a ref sees."""
+
+    __slots__ = ("index", "whole")
+
+    def __init__(self, whole: Cell, index: Any):
+        super().__init__(None, whole.origin)
+        self.whole, self.index = whole, index
+
+    def read(self) -> Any:
+        return lax.dynamic_index_in_dim(
+            self.whole.read(), self.index, keepdims=False, allow_negative_indices=False
+        )
+
+    def write(self, value: Any) -> None:
+        self.whole.write(
+            lax.dynamic_update_index_in_dim(
+                self.whole.read(), value, self.index, 0, allow_negative_indices=False
+            )
+        )
+
+
+class Context:
+    """One interpretation, or one body within it.
+
+    Attributes:
+      cells: the cell of each concrete ref, by the ref's id.
+    """
+
+    def __init__(self, outer: Context | None = None, inner_of: dict[int, Cell] | None = None):
+        self._outer = outer
+        self._inner_of = inner_of or {}
+        self._frames: list[dict[Any, Any]] = []
+        self.cells: dict[int, Cell] = {}
+        self._memo: dict[Any, Any] = outer._memo if outer is not None else {}
+
+    def eval(self, closed: Any, args: Sequence[Any]) -> list[Any]:
+        """Interprets a closed jaxpr in place: `args` are values and cells, and so are results."""
+        consts = [self.cell_of(c) if isinstance(c, _jax.NativeRef) else c for c in closed.consts]
+        return self.eval_open(closed.jaxpr, consts, args)
+
+    def eval_open(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        """`eval` of a jaxpr whose constants are given, as values and cells."""
+        # Where the constants aren't attached, the newest JAX has their variables among the inputs.
+        inputs = (*jaxpr.constvars, *jaxpr.invars)
+        env: dict[Any, Any] = dict(zip(inputs, (*consts, *args), strict=True))
+
+        def value(atom: Any) -> Any:
+            return atom.val if isinstance(atom, _jax.Literal) else env[atom]
+
+        with self._frame(env):
+            for eqn in jaxpr.eqns:
+                with _jax.at_source_of(eqn):
+                    out = self.eval_eqn(eqn, [value(v) for v in eqn.invars])
+                env.update(zip(eqn.outvars, out, strict=True))
+            return [value(v) for v in jaxpr.outvars]
+
+    def eval_eqn(self, eqn: Any, args: Sequence[Any]) -> list[Any]:
+        """One equation: by its rule if refs are involved, as it is otherwise."""
+        if not _involves_refs(eqn):
+            return _jax.bind_eqn(eqn, args)
+        rule = rule_for(eqn.primitive)
+        if rule is None:
+            cells = [a for a in args if isinstance(a, Cell)]
+            what = cells[0].describe() if cells else "a ref made inside it"
+            raise MissingRuleError(
+                f"primitive `{eqn.primitive}` at {_jax.user_line(eqn)} takes {what}, and no "
+                "discharge rule is registered for it: read the ref before (`ref[...]`) and write "
+                "it after, or register a rule with `refs.extend.register`"
+            )
+        return rule(self, eqn, args)
+
+    def cell_of(self, ref: Any) -> Cell:
+        """The cell of a concrete ref."""
+        return self.cells[id(ref)]
+
+    def memoised(self, key: Any, alive: Any, make: Callable[[], Any]) -> Any:
+        """`make()`, once for each key in the outermost interpretation.
+
+        `alive` is what the key names by its id: it is kept from being collected meanwhile.
+        """
+        if key not in self._memo:
+            self._memo[key] = (alive, make())
+        return self._memo[key][1]
+
+    def scope(self, *calls: tuple[Any, Sequence[Any]]) -> Scope:
+        """Prepares inner jaxprs, each with its operands, to be run as pure functions."""
+        return Scope(self, calls)
+
+    def resolve(self, const: Any) -> Any:
+        """The value or cell, here, of a constant of a rule that was traced long after.
+
+        Custom derivative rules are traced when they are needed. What they close over is a concrete
+        ref, an array, or a tracer of a trace that has ended: then it is known by its variable.
+        """
+        if isinstance(const, _jax.NativeRef) and not isinstance(const, _jax.Tracer):
+            return self.cell_of(const)
+        var = _jax.var_of(const) if isinstance(const, _jax.Tracer) else None
+        return const if var is None else self._lookup(var, const)
+
+    def _lookup(self, var: Any, const: Any) -> Any:
+        for frame in reversed(self._frames):
+            if var in frame:
+                return frame[var]
+        if self._outer is None:
+            if isinstance(const, _jax.NativeRef):
+                raise RefEscapeError(
+                    "a custom derivative rule closes over a traced ref that is not in scope where "
+                    "the rule is applied: pass the ref as an argument"
+                )
+            return const
+        found = self._outer._lookup(var, const)
+        return self._inner_of.get(id(found), found) if isinstance(found, Cell) else found
+
+    @contextmanager
+    def _frame(self, env: dict[Any, Any]) -> Iterator[None]:
+        self._frames.append(env)
+        try:
+            yield
+        finally:
+            self._frames.pop()
+
+
+def _involves_refs(eqn: Any) -> bool:
+    return (
+        any(not isinstance(v, _jax.Literal) and _jax.is_ref_type(v.aval) for v in eqn.invars)
+        or any(_jax.is_ref_type(v.aval) for v in eqn.outvars)
+        or any(_effects.holds_refs(inner) for inner in _jax.jaxprs_in(eqn.params))
+    )
+
+
+class Scope:
+    """Inner jaxprs of one equation as pure functions over one state.
+
+    Attributes:
+      written: the outer cells that any of the jaxprs changes, distinct.
+      read: the outer cells that they only read.
+      holds_refs: whether any jaxpr has refs among its constants.
+    """
+
+    def __init__(self, ctx: Context, calls: Sequence[tuple[Any, Sequence[Any]]]):
+        self._ctx = ctx
+        kinds: dict[int, tuple[Cell, Touch]] = {}
+
+        def touch(cell: Cell, kind: Touch) -> None:
+            cell = cell.whole if isinstance(cell, Row) else cell
+            kinds[id(cell)] = (cell, kinds.get(id(cell), (cell, Touch.NONE))[1] | kind)
+
+        self.holds_refs = False
+        for closed, args in calls:
+            found = _effects.touches(closed)
+            for arg, kind in zip(args, found.inputs, strict=True):
+                if isinstance(arg, Cell):
+                    touch(arg, kind)
+            for const, kind in (*zip(closed.consts, found.consts, strict=True), *found.hidden):
+                if isinstance(const, _jax.NativeRef):
+                    touch(ctx.cell_of(const), kind)
+                    self.holds_refs = True
+        self.written = [c for c, kind in kinds.values() if kind.changes]
+        self.read = [c for c, kind in kinds.values() if kind == Touch.READ]
+        self._idle = [c for c, kind in kinds.values() if kind == Touch.NONE]
+
+    @property
+    def state(self) -> list[Any]:
+        """The values of the written cells now."""
+        return [c.read() for c in self.written]
+
+    @property
+    def constants(self) -> list[Any]:
+        """The values of the cells that are only read."""
+        return [c.read() for c in self.read]
+
+    def update(self, state: Sequence[Any]) -> None:
+        """Gives the written cells their new values."""
+        for cell, value in zip(self.written, state, strict=True):
+            cell.write(value)
+
+    def enter(self, state: Sequence[Any], constants: Sequence[Any]) -> Inside:
+        """A body, in which the cells hold these values."""
+        return Inside(self._ctx, self, state, constants)
+
+    def run(
+        self, closed: Any, args: Sequence[Any], state: Sequence[Any], constants: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Runs one of the jaxprs on inner arrays and outer cells: (outputs, new state)."""
+        inside = self.enter(state, constants)
+        out = inside.ctx.eval(closed, inside.args(args))
+        _check_no_ref_returned(out)
+        return out, inside.state
+
+
+class Inside:
+    """The inside of a body: its own context and cells."""
+
+    def __init__(self, ctx: Context, scope: Scope, state: Sequence[Any], constants: Sequence[Any]):
+        self._written = [Cell(v, c.origin) for c, v in zip(scope.written, state, strict=True)]
+        only_read = "which the primal function only reads: a custom rule may not write it either"
+        read = [Cell(v, c.origin, only_read) for c, v in zip(scope.read, constants, strict=True)]
+        idle = [Cell(None, c.origin) for c in scope._idle]
+        self._inner_of = {
+            id(outer): inner
+            for outers, inners in (
+                (scope.written, self._written),
+                (scope.read, read),
+                (scope._idle, idle),
+            )
+            for outer, inner in zip(outers, inners, strict=True)
+        }
+        self.ctx = Context(ctx, self._inner_of)
+        self.ctx.cells = {
+            ref: self._inner_of.get(id(cell), cell) for ref, cell in ctx.cells.items()
+        }
+
+    @property
+    def state(self) -> list[Any]:
+        return [c.read() for c in self._written]
+
+    def cell(self, outer: Cell) -> Cell:
+        """The cell, inside, of an outer cell."""
+        if isinstance(outer, Row):
+            return Row(self._inner_of[id(outer.whole)], outer.index)
+        return self._inner_of[id(outer)]
+
+    def args(self, args: Sequence[Any]) -> list[Any]:
+        """Arguments with outer cells replaced by those inside."""
+        return [self.cell(a) if isinstance(a, Cell) else a for a in args]
+
+
+def _check_no_ref_returned(out: Sequence[Any]) -> None:
+    for x in out:
+        if isinstance(x, Cell):
+            raise RefEscapeError(
+                f"{x.describe()} is returned from the body of a loop, a branch or an inner "
+                "function: return its value, `ref[...]`"
+            )
+
+
+def split(args: Sequence[Any]) -> list[Any]:
+    """The array operands among `args`."""
+    return [a for a in args if not isinstance(a, Cell)]
+
+
+def merge(args: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    """`args` with its array operands replaced."""
+    rest = iter(arrays)
+    return [a if isinstance(a, Cell) else next(rest) for a in args]

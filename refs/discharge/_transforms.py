@@ -1,0 +1,85 @@
+"""Reading and updating an array value through a chain of JAX's ref transforms."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from refs import _jax
+from refs._index_syntax import Span
+from refs._indexing import Index
+from refs.errors import MissingRuleError
+
+
+def read(x: Any, transforms: Sequence[Any]) -> Any:
+    """What the chain names."""
+    for transform in transforms:
+        x = _read(x, transform)
+    return x
+
+
+def write(x: Any, transforms: Sequence[Any], value: Any) -> Any:
+    """`x` with what the chain names overwritten."""
+    return _update(x, transforms, value, "write")
+
+
+def add(x: Any, transforms: Sequence[Any], value: Any) -> Any:
+    """`x` with `value` accumulated into what the chain names."""
+    return _update(x, transforms, value, "add")
+
+
+def _update(x: Any, transforms: Sequence[Any], value: Any, method: str) -> Any:
+    if not transforms:
+        return value if method == "write" else lax.add(x, value)
+    first, *rest = transforms
+    if isinstance(first, _jax.NDIndexer) and not rest:
+        return getattr(_index(first), method)(x, value)
+    part = _update(_read(x, first), rest, value, method)
+    return (
+        _index(first).write(x, part) if isinstance(first, _jax.NDIndexer) else _undo(x, first, part)
+    )
+
+
+def _read(x: Any, transform: Any) -> Any:
+    if isinstance(transform, _jax.NDIndexer):
+        return _index(transform).read(x)
+    if isinstance(transform, _jax.ReshapeTransform):
+        return lax.reshape(x, transform.shape)
+    if isinstance(transform, _jax.TransposeTransform):
+        return lax.transpose(x, transform.permutation)
+    raise MissingRuleError(
+        f"a ref is seen through a {type(transform).__name__}, which can't be discharged: read the "
+        "ref, `ref[...]`, and transform the value"
+    )
+
+
+def _undo(x: Any, transform: Any, part: Any) -> Any:
+    """The whole, from the part that `_read` made of it."""
+    if isinstance(transform, _jax.ReshapeTransform):
+        return lax.reshape(part, x.shape)
+    return lax.transpose(part, tuple(int(k) for k in np.argsort(transform.permutation)))
+
+
+def _index(indexer: Any) -> Index:
+    dims = [
+        Span(_static_or_traced(d.start, n), int(d.size), d.stride)
+        if isinstance(d, _jax.Slice)
+        else _static_or_traced(d, n)
+        for d, n in zip(indexer.indices, indexer.shape, strict=True)
+    ]
+    return Index.of_dims(dims, indexer.shape)
+
+
+def _static_or_traced(i: Any, n: int) -> Any:
+    """A Python integer in bounds where the index is known, else an array or tracer."""
+    if isinstance(i, jax.Array):
+        return i
+    if np.ndim(i):
+        return np.asarray(i)
+    i = operator.index(i)
+    return i % n if n and -n <= i < n else np.asarray(i, np.int32)

@@ -1,0 +1,76 @@
+"""Rule of functions with a user's JVP rule, which stays in force."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from refs import _jax
+from refs.discharge._interpreter import Cell, Context, merge, split
+from refs.discharge._registry import register
+
+
+@register(_jax.custom_jvp_call_p)
+def discharge_custom_jvp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    """The state is threaded through the function and through the user's rule.
+
+    A ref argument has a tangent cell, which the rule reads and writes. The state of a ref that the
+    function closes over has no tangent afterwards: what the rule does is all that is
+    differentiated.
+    """
+    [closed] = _jax.jaxprs_in(eqn.params)
+    rule = _jax.jvp_rule(eqn.params)
+    scope = ctx.scope((closed, args))
+    arguments = args[rule.num_consts :]
+
+    @jax.custom_jvp
+    def call(arrays: list[Any], state: list[Any], constants: list[Any]) -> Any:
+        return scope.run(closed, merge(args, arrays), state, constants)
+
+    @call.defjvp
+    def call_jvp(primals: Any, tangents: Any) -> Any:
+        arrays, state, constants = primals
+        array_tangents, state_tangents, constant_tangents = tangents
+        inside = scope.enter(state, constants)
+        of_outer = {
+            id(outer): Cell(t, outer.origin)
+            for outers, ts in (
+                (scope.written, state_tangents),
+                (scope.read, constant_tangents),
+            )
+            for outer, t in zip(outers, ts, strict=True)
+        }
+        jaxpr, consts, zeros_out = rule.trace([False] * len(arguments))
+        primal_args = inside.args(merge(args, arrays)[rule.num_consts :])
+        tangent_args = [
+            of_outer[id(a)] if isinstance(a, Cell) else a
+            for a in merge(args, array_tangents)[rule.num_consts :]
+        ]
+        out = inside.ctx.eval_open(
+            jaxpr, [inside.ctx.resolve(c) for c in consts], [*primal_args, *tangent_args]
+        )
+        primals_out, nonzeros = out[: len(zeros_out)], iter(out[len(zeros_out) :])
+        tangents_out = [
+            _zero_tangent(p) if zero else next(nonzeros)
+            for p, zero in zip(primals_out, zeros_out, strict=True)
+        ]
+        passed = {id(a) for a in arguments if isinstance(a, Cell)}
+        new_tangents = [
+            of_outer[id(outer)].read() if id(outer) in passed else _zero_tangent(value)
+            for outer, value in zip(scope.written, inside.state, strict=True)
+        ]
+        return (primals_out, inside.state), (tangents_out, new_tangents)
+
+    out, state = call(split(args), scope.state, scope.constants)
+    scope.update(state)
+    return out
+
+
+def _zero_tangent(primal: Any) -> Any:
+    if jnp.issubdtype(primal.dtype, jnp.inexact):
+        return jnp.zeros_like(primal)
+    return np.zeros(primal.shape, jax.dtypes.float0)

@@ -1,0 +1,27 @@
+"""Rule of JAX's internal `run_state`: arrays in, refs inside, their final values out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from refs import _jax
+from refs.discharge._interpreter import Cell, Context
+from refs.discharge._registry import register
+
+
+@register(_jax.run_state_p)
+def discharge_run_state(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    [closed] = _jax.jaxprs_in(eqn.params)
+    given = iter(args)
+    cells: list[Any] = []
+    for var, initialised in zip(closed.jaxpr.invars, eqn.params["is_initialized"], strict=True):
+        if initialised:
+            arg = next(given)
+            cells.append(arg if isinstance(arg, Cell) else Cell(arg))
+        else:
+            cells.append(Cell(jnp.zeros(var.aval.shape, var.aval.dtype)))
+    ctx.eval(closed, cells)
+    return [c.read() for c in cells]

@@ -1,0 +1,80 @@
+"""Rules of the primitives that make, read, update and end refs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from refs import _jax
+from refs.discharge import _transforms
+from refs.discharge._interpreter import Cell, Context
+from refs.discharge._registry import register
+
+
+@register(_jax.get_p)
+def discharge_get(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    cell, *leaves = args
+    return [_transforms.read(cell.read(), jax.tree.unflatten(eqn.params["tree"], leaves))]
+
+
+@register(_jax.swap_p)
+def discharge_swap(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    cell, value, *leaves = args
+    transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
+    before = cell.read()
+    old = None if _jax.is_dropped(eqn.outvars[0]) else _transforms.read(before, transforms)
+    cell.write(_transforms.write(before, transforms, jnp.asarray(value)))
+    return [old]
+
+
+@register(_jax.addupdate_p)
+def discharge_addupdate(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    cell, value, *leaves = args
+    transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
+    cell.write(_transforms.add(cell.read(), transforms, jnp.asarray(value)))
+    return []
+
+
+@register(_jax.new_ref_p)
+def discharge_new_ref(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    cell = _made_by(eqn)
+    cell.write(jnp.asarray(args[0]))
+    return [cell]
+
+
+@register(_jax.empty_ref_p)
+def discharge_empty_ref(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    cell = _made_by(eqn)
+    ty = eqn.params["ty"]
+    cell.write(jnp.zeros(ty.shape, ty.dtype))
+    return [cell]
+
+
+@register(_jax.freeze_p)
+def discharge_freeze(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    [cell] = args
+    value = cell.read()
+    cell.end("freeze", f"was frozen at {_jax.user_line(eqn)}")
+    return [value]
+
+
+@register(_jax.free_ref_p)
+def discharge_free_ref(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    [cell] = args
+    cell.end("free_ref", f"was freed at {_jax.user_line(eqn)}")
+    return []
+
+
+@register(_jax.accum_grad_in_ref_p)
+def discharge_accum_grad_in_ref(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    return list(args)
+
+
+def _made_by(eqn: Any) -> Cell:
+    [var] = eqn.outvars
+    cell = Cell(None, getattr(var.aval, "origin", None))
+    cell.made_here = True
+    return cell

@@ -1,0 +1,99 @@
+"""Which arguments of a call are static, and which are donated: `jax.jit`'s conventions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from refs._access import describe
+from refs._tracing import is_ref
+from refs.errors import RefTypeError, RefValueError
+
+
+class Choice(NamedTuple):
+    """A choice of arguments, by position and by name."""
+
+    nums: tuple[int, ...]
+    names: frozenset[str]
+
+    @staticmethod
+    def of(
+        fun: Callable[..., Any],
+        nums: int | Sequence[int] | None,
+        names: str | Iterable[str] | None,
+    ) -> Choice:
+        """As `jax.jit` does: where only one of the two is given, the signature gives the other."""
+        given_nums = (nums,) if isinstance(nums, int) else tuple(nums or ())
+        given_names = frozenset((names,) if isinstance(names, str) else names or ())
+        try:
+            parameters = list(inspect.signature(fun).parameters.values())
+        except (TypeError, ValueError):
+            return Choice(given_nums, given_names)
+        by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if names is None:
+            by_name = [p.name for p in by_place if p.kind == p.POSITIONAL_OR_KEYWORD]
+            offset = len(by_place) - len(by_name)
+            given_names = frozenset(
+                by_place[k].name
+                for k in (n % len(by_place) for n in given_nums if by_place)
+                if k >= offset
+            )
+        elif nums is None:
+            given_nums = tuple(k for k, p in enumerate(by_place) if p.name in given_names)
+        return Choice(given_nums, given_names)
+
+    def positions(self, args: Sequence[Any]) -> frozenset[int]:
+        """The chosen positions among `args`."""
+        n = len(args)
+        return frozenset(k % n for k in self.nums if -n <= k < n)
+
+
+class Static(NamedTuple):
+    """The static arguments of a call, hashable, to be part of a key."""
+
+    positional: tuple[tuple[int, Any], ...]
+    named: tuple[tuple[str, Any], ...]
+
+    def restore(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Puts the static arguments back among the others."""
+        merged = list(args)
+        for k, value in self.positional:
+            merged.insert(k, value)
+        return tuple(merged), {**kwargs, **dict(self.named)}
+
+
+def take_static(
+    choice: Choice, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Static, tuple[Any, ...], dict[str, Any]]:
+    """Splits a call's arguments into static ones and the rest.
+
+    Raises:
+      RefTypeError: if a static argument is or holds a ref.
+      RefValueError: if one can't be hashed.
+    """
+    positions = choice.positions(args)
+    static = Static(
+        tuple((k, args[k]) for k in sorted(positions)),
+        tuple((name, kwargs[name]) for name in sorted(choice.names & kwargs.keys())),
+    )
+    for place, value in (*static.positional, *static.named):
+        for leaf in jax.tree.leaves(value):
+            if is_ref(leaf):
+                raise RefTypeError(
+                    f"static argument {place!r} holds {describe(leaf)}: a static argument is part "
+                    "of the compiled program, and a ref changes. Pass it as an ordinary argument"
+                )
+        try:
+            hash(value)
+        except TypeError:
+            raise RefValueError(
+                f"static argument {place!r} of type {type(value).__name__} can't be hashed: make "
+                "it hashable, a tuple for instance, or don't make it static"
+            ) from None
+    rest = tuple(a for k, a in enumerate(args) if k not in positions)
+    return static, rest, {k: v for k, v in kwargs.items() if k not in choice.names}

@@ -1,0 +1,74 @@
+"""The stages of compilation of a `refs.jit` function, after `jax.stages`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from refs._tracing import Call
+from refs.errors import RefTypeError
+
+if TYPE_CHECKING:
+    from refs.transforms.jit import Entry
+
+_Prepare = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[Entry, Call]"]
+
+
+class Traced:
+    """A traced function over refs.
+
+    Attributes:
+      effectful_jaxpr: what the function does, with refs.
+      jaxpr: the pure jaxpr that is compiled: state in, new state first among what comes out.
+      out_info: the result's shapes and dtypes.
+    """
+
+    def __init__(self, entry: Entry, call: Call, prepare: _Prepare):
+        self._entry, self._prepare = entry, prepare
+        self._traced = entry.compiled.trace(*entry.operands(call))
+        self.effectful_jaxpr = entry.transaction.traced.jaxpr
+        self.jaxpr = self._traced.jaxpr
+        self.out_info = entry.out_info
+
+    def lower(self) -> Lowered:
+        """Lowers to StableHLO."""
+        return Lowered(self._entry, self._traced.lower(), self._prepare)
+
+
+class Lowered:
+    """A lowered function over refs; what it doesn't have itself, `jax.stages.Lowered` has."""
+
+    def __init__(self, entry: Entry, lowered: Any, prepare: _Prepare):
+        self._entry, self._lowered, self._prepare = entry, lowered, prepare
+        self.out_info = entry.out_info
+
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
+        """Compiles for the devices that the refs are on."""
+        return Compiled(self._entry, self._lowered.compile(compiler_options), self._prepare)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lowered, name)
+
+
+class Compiled:
+    """A compiled function over refs: call it as the function itself.
+
+    What it doesn't have itself (`as_text`, `memory_analysis`, `cost_analysis` …),
+    `jax.stages.Compiled` has.
+    """
+
+    def __init__(self, entry: Entry, compiled: Any, prepare: _Prepare):
+        self._entry, self._compiled, self._prepare = entry, compiled, prepare
+        self.out_info = entry.out_info
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        entry, call = self._prepare(args, kwargs)
+        if entry is not self._entry:
+            raise RefTypeError(
+                "a compiled function was called with arguments of other types, other aliases "
+                "among its refs or other static values than it was compiled for"
+            )
+        return entry.run(self._compiled, call)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiled, name)

@@ -1,0 +1,319 @@
+"""`refs.jit`: compiled functions that update the refs they touch in place."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from refs import _jax
+from refs._access import check_ref
+from refs._eager import buffer_of, store
+from refs._ref import new_ref
+from refs._tracing import (
+    Call,
+    adopt,
+    ref_type,
+    result_of,
+    strip_refs,
+)
+from refs.errors import RefTypeError
+from refs.transforms._signature import Choice, Static, take_static
+from refs.transforms._stages import Lowered, Traced
+from refs.transforms._transaction import Transaction, links_of
+
+
+class Options(NamedTuple):
+    """The keywords of `refs.jit` that a compilation depends on."""
+
+    in_shardings: Any
+    out_shardings: Any
+    compiler_options: dict[str, Any] | None
+    inline: bool
+
+
+def jit(
+    fun: Callable[..., Any] | None = None,
+    /,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    inline: bool = False,
+    compiler_options: dict[str, Any] | None = None,
+) -> Any:
+    """Compiles a function over refs; the refs that it writes are updated in place.
+
+    As `jax.jit`, with its keywords. Refs may be anywhere in the arguments, the same one several
+    times, closed over at any depth, and returned: one of the arguments comes back as the same
+    object, one made inside as a new `Ref`. What is written is donated and aliased automatically;
+    what is only read is neither. Refs that the function closes over are those of its first call:
+    like every Python value that it closes over, they are part of the program.
+
+    Args:
+      fun: the function. Without it, a decorator is returned.
+      in_shardings, out_shardings: shardings of the arrays among the arguments and results, as
+        pytree prefixes. A ref keeps its own sharding, whatever stands at its place.
+      static_argnums, static_argnames: arguments that are part of the program; never refs.
+      donate_argnums, donate_argnames: arguments whose arrays may be overwritten. Refs need none.
+      inline: for calls inside another traced function: don't keep this one apart.
+      compiler_options: passed to XLA.
+
+    Returns:
+      A function with methods `lower`, `trace` and `eval_shape`, as `jax.jit`'s has.
+
+    Raises, when called:
+      RefTypeError: a ref in a static argument.
+      RefStateError: a ref that was frozen, freed or lost.
+      RefEscapeError: a ref returned from the body of a loop or a branch.
+      MissingRuleError: a ref passed to a primitive that `refs` has no rule for.
+      Whatever `fun` raises. A call that raises leaves every ref its old value.
+
+    >>> w = refs.new_ref(jnp.ones(3))
+    >>> @refs.jit
+    ... def step(lr, grad):
+    ...     w[...] -= lr * grad
+    >>> step(0.5, jnp.ones(3))
+    >>> w
+    Ref([0.5, 0.5, 0.5], dtype=float32)
+    """
+    options = Options(in_shardings, out_shardings, compiler_options, inline)
+
+    def wrap(f: Callable[..., Any]) -> Jitted:
+        if not callable(f):
+            raise RefTypeError(f"jit of a {type(f).__name__}: it compiles a function")
+        static = Choice.of(f, static_argnums, static_argnames)
+        return Jitted(f, static, Choice.of(f, donate_argnums, donate_argnames), options)
+
+    return wrap if fun is None else wrap(fun)
+
+
+class Jitted:
+    """A compiled function over refs: what `refs.jit` returns."""
+
+    def __init__(self, fun: Callable[..., Any], static: Choice, donate: Choice, options: Options):
+        functools.update_wrapper(self, fun)
+        self._fun, self._static, self._donate, self._options = fun, static, donate, options
+        self._entries: dict[Any, list[Entry]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _jax.is_jit_disabled():
+            return self._fun(*args, **kwargs)
+        if not _jax.at_top_level():
+            return self._call_nested(args, kwargs)
+        entry, call = self._prepare(args, kwargs)
+        return entry.run(entry.compiled, call)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Lowers the function for arguments like these; arrays may be `jax.ShapeDtypeStruct`s."""
+        return self.trace(*args, **kwargs).lower()
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """Traces and discharges the function for arguments like these."""
+        return Traced(*self._prepare(args, kwargs), self._prepare)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The result's shapes and dtypes, as `jax.ShapeDtypeStruct`s; nothing runs."""
+        return self._prepare(args, kwargs)[0].out_info
+
+    def clear_cache(self) -> None:
+        """Forgets every compiled program of this function."""
+        self._entries.clear()
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, Call]:
+        """The entry for these arguments, made at the first call with their like."""
+        static, rest, named = take_static(self._static, args, kwargs)
+        call = Call.of(rest, named)
+        key = (
+            static,
+            call.tree,
+            call.ref_places,
+            tuple(_ref_key(r) for r in call.refs),
+            tuple(_jax.shaped_abstractify(x) for x in call.leaves),
+            _jax.trace_context(),
+        )
+        entries = self._entries.setdefault(key, [])
+        for entry in entries:
+            # Which arguments are also closed over is known only after the trace.
+            if entry.fits(call.refs):
+                return entry, call
+        entry = Entry(self._fun, static, self._donated(args, kwargs), self._options, call)
+        entries.append(entry)
+        return entry, call
+
+    def _donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[bool]:
+        """For each leaf of the arguments that are not static: whether it is donated."""
+        static, donated = self._static.positions(args), self._donate.positions(args)
+        flags = [
+            jax.tree.map(lambda _, k=k: k in donated, a)
+            for k, a in enumerate(args)
+            if k not in static
+        ]
+        named = {
+            name: jax.tree.map(lambda _, name=name: name in self._donate.names, a)
+            for name, a in kwargs.items()
+            if name not in self._static.names
+        }
+        return jax.tree.leaves((flags, named))
+
+    def _call_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Inside a trace: JAX's own jit over the arrays, closing over the refs.
+
+        So the outer trace sees each touch, not a ref read and written as a whole.
+        """
+        static, args, kwargs = take_static(self._static, args, kwargs)
+        call = Call.of(args, kwargs)
+        out: list[Any] = []
+
+        def inner(leaves: list[Any]) -> Any:
+            args, kwargs = call.rebuild(call.refs, leaves)
+            args, kwargs = static.restore(args, kwargs)
+            result, out_tree = jax.tree.flatten(self._fun(*args, **kwargs))
+            arrays, markers, new = strip_refs(result, call.refs)
+            out[:] = [out_tree, markers]
+            return arrays, new
+
+        inner.__name__ = inner.__qualname__ = getattr(self._fun, "__name__", "function")
+        arrays, new = jax.jit(inner, inline=self._options.inline)(call.leaves)
+        out_tree, markers = out
+        return result_of(out_tree, markers, arrays, call.refs, [new_ref(v) for v in new])
+
+
+class Entry:
+    """One traced and compiled form of a function: what the fast path of a call is."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        static: Static,
+        donated: Sequence[bool],
+        options: Options,
+        call: Call,
+    ):
+        def rebuild(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+            return static.restore(*call.rebuild(refs, leaves))
+
+        self.transaction = Transaction.of(fun, call.refs, call.leaves, rebuild)
+        for ref in self.transaction.program.refs:
+            check_ref(ref, "call")
+        self._donated = [d for d, k in zip(donated, call.ref_places, strict=True) if k is None]
+        self._can_fail = _jax.can_fail(self.transaction.traced.jaxpr)
+        self.compiled = self._compile(fun, options, call)
+
+    def _compile(self, fun: Callable[..., Any], options: Options, call: Call) -> Any:
+        def pure(state: Any, constants: Any, donated: list[Any], kept: list[Any]) -> Any:
+            return self.transaction.run(state, constants, self._join(donated, kept))
+
+        pure.__name__ = pure.__qualname__ = getattr(fun, "__name__", "function")
+        keywords: dict[str, Any] = {}
+        if options.compiler_options:
+            keywords["compiler_options"] = options.compiler_options
+        if options.in_shardings is not None:
+            flat = _broadcast(options.in_shardings, jax.tree.unflatten(call.tree, call.ref_places))
+            arrays = [s for s, k in zip(flat, call.ref_places, strict=True) if k is None]
+            keywords["in_shardings"] = (None, None, *self._split(arrays))
+        state = self._shardings(self.transaction.refs(self.transaction.written, call.refs))
+        if options.out_shardings is not None:
+            traced = self.transaction.traced
+            markers = traced.out_leaves
+            # None is no leaf: every place gets an object of its own kind.
+            full = jax.tree.unflatten(traced.out_tree, [m is None for m in markers])
+            flat = _broadcast(options.out_shardings, full)
+            arrays = [s for s, m in zip(flat, markers, strict=True) if m is None]
+            keywords["out_shardings"] = (state, (arrays, None))
+        elif state is not None:
+            keywords["out_shardings"] = (state, None)
+        return jax.jit(pure, donate_argnums=(0, 2), keep_unused=True, **keywords)
+
+    @staticmethod
+    def _shardings(refs: Sequence[Any]) -> Any:
+        """A ref keeps its sharding; on a single device there is nothing to say."""
+        shardings = [buffer_of(r).sharding for r in refs]
+        return shardings if any(len(s.device_set) > 1 for s in shardings) else None
+
+    def fits(self, refs: Sequence[Any]) -> bool:
+        return self.transaction.links == links_of(refs, self.transaction.program.refs)
+
+    def operands(self, call: Call) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+        """What the compiled function takes."""
+        t = self.transaction
+        return (
+            [buffer_of(r) for r in t.refs(t.written, call.refs)],
+            [buffer_of(r) for r in t.refs(t.read, call.refs)],
+            *self._split(call.leaves),
+        )
+
+    def run(self, compiled: Callable[..., Any], call: Call) -> Any:
+        """Runs the compiled function and gives the written refs their new buffers."""
+        t = self.transaction
+        written = t.refs(t.written, call.refs)
+        operands = self.operands(call)
+        if self._can_fail:
+            state, (arrays, new) = _run_or_restore(compiled, written, operands)
+        else:
+            state, (arrays, new) = compiled(*operands)
+        for ref, buffer in zip(written, state, strict=True):
+            store(ref, buffer)
+        made = [adopt(v, origin) for v, origin in zip(new, t.new_origins, strict=True)]
+        return result_of(t.traced.out_tree, t.traced.out_leaves, arrays, call.refs, made)
+
+    @property
+    def out_info(self) -> Any:
+        """The result's shapes and dtypes."""
+        t = self.transaction
+        avals = t.traced.jaxpr.out_avals
+        n_arrays = len(avals) - len(t.new_origins)
+        inputs = t.traced.jaxpr.in_avals
+
+        def shape(aval: Any, is_ref: bool = False) -> Any:
+            return jax.ShapeDtypeStruct(aval.shape, aval.dtype, is_ref=is_ref)
+
+        return result_of(
+            t.traced.out_tree,
+            t.traced.out_leaves,
+            [shape(a) for a in avals[:n_arrays]],
+            [shape(a, is_ref=True) for a in inputs],
+            [shape(a, is_ref=True) for a in avals[n_arrays:]],
+        )
+
+    def _split(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        donated = [x for x, d in zip(leaves, self._donated, strict=True) if d]
+        return donated, [x for x, d in zip(leaves, self._donated, strict=True) if not d]
+
+    def _join(self, donated: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
+        first, second = iter(donated), iter(kept)
+        return [next(first) if d else next(second) for d in self._donated]
+
+
+def _run_or_restore(compiled: Callable[..., Any], written: Sequence[Any], operands: Any) -> Any:
+    """A program that can fail consumes its inputs all the same: it gets them, we keep copies."""
+    copies = [buffer.copy() for buffer in operands[0]]
+    try:
+        return jax.block_until_ready(compiled(*operands))
+    except BaseException:
+        for ref, copy in zip(written, copies, strict=True):
+            store(ref, copy)
+        raise
+
+
+def _ref_key(ref: Any) -> Any:
+    sharding = buffer_of(ref).sharding
+    return ref_type(ref), sharding if len(sharding.device_set) > 1 else None
+
+
+def _broadcast(prefix: Any, tree: Any) -> list[Any]:
+    """One item of a pytree prefix for each leaf of `tree`; None is an item."""
+
+    def is_item(x: Any) -> bool:
+        return x is None
+
+    full = jax.tree.broadcast(prefix, tree, is_leaf=is_item)
+    return jax.tree.leaves(full, is_leaf=is_item)
