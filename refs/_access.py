@@ -18,6 +18,9 @@ from refs.errors import RefError, RefEscapeError, RefTypeError
 
 def check_ref(ref: Any, doing: str) -> Any:
     """`ref`'s array type, after making sure that it is a ref that can be used here and now."""
+    if hasattr(ref, "_buffer"):  # A handle of ours: the common case, quickly.
+        ref._buffer()
+        return ref._aval.inner_aval
     if not isinstance(ref, _jax.NativeRef):
         raise RefTypeError(
             f"{doing} needs a Ref, not a {type(ref).__name__}: make one with `refs.new_ref`"

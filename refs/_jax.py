@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 from jax._src import ad_util, config, core, source_info_util
 from jax._src import custom_derivatives as _custom_derivatives
+from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.indexing import Slice as Slice
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla

@@ -40,13 +40,15 @@ class RefType(_jax.AbstractRef):
     take one for the other.
     """
 
-    __slots__ = ("origin",)
+    __slots__ = ("_hash", "origin")
 
     def __init__(
         self, inner_aval: Any, memory_space: Any = None, kind: Any = None, origin: Any = None
     ):
         super().__init__(inner_aval, memory_space, kind)
         self.origin = origin
+        # Every call of a compiled function asks for it.
+        self._hash = hash((_jax.AbstractRef, self.inner_aval, self.memory_space))
 
     def update(self, inner_aval: Any = None, memory_space: Any = None, kind: Any = None) -> RefType:
         return RefType.of(super().update(inner_aval, memory_space, kind), self.origin)
@@ -99,7 +101,7 @@ class RefType(_jax.AbstractRef):
         )
 
     def __hash__(self) -> int:
-        return hash((_jax.AbstractRef, self.inner_aval, self.memory_space))
+        return self._hash
 
 
 _jax.register_ref_type(RefType, RefType.of)

@@ -9,7 +9,7 @@ from refs._tracing import Call
 from refs.errors import RefTypeError
 
 if TYPE_CHECKING:
-    from refs.transforms.jit import Entry
+    from refs.transforms._entry import Entry
 
 _Prepare = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[Entry, Call]"]
 
