@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -25,11 +26,9 @@ def convert(value: Any, dtype: Any) -> Any:
     """
     if isinstance(value, _jax.NativeRef):
         raise RefTypeError("a Ref can't hold a Ref: write its value, `ref[...] = other[...]`")
-    if isinstance(value, int) and not isinstance(value, bool) and _is_integer(dtype):
-        try:
-            return jnp.asarray(np.asarray(value, dtype))
-        except OverflowError:
-            raise RefValueError(f"{value} is out of the range of {dtype}") from None
+    if type(value) in _RANKS and _rank(dtype) >= _RANKS[type(value)]:
+        # As jax.numpy's weak types: a Python number takes the dtype, if that is of its kind.
+        return _number(value, dtype)
     try:
         value = value if isinstance(value, jax.Array) else jnp.asarray(value)
     except (TypeError, ValueError):
@@ -38,11 +37,7 @@ def convert(value: Any, dtype: Any) -> Any:
         ) from None
     if value.dtype == dtype:
         return lax.convert_element_type(value, dtype) if value.weak_type else value
-    if (
-        jnp.issubdtype(value.dtype, jax.dtypes.extended)
-        or jnp.issubdtype(dtype, jax.dtypes.extended)
-        or jax.dtypes.result_type(value, jax.ShapeDtypeStruct((), dtype)) != dtype
-    ):
+    if not _holds(dtype, value):
         raise RefTypeError(
             f"a value of dtype {value.dtype} can't be held by a ref of dtype {dtype}: cast it "
             f"yourself, `value.astype({dtype})`, if the loss is meant"
@@ -71,5 +66,32 @@ def fit(value: Any, shape: Sequence[int], dtype: Any) -> Any:
         ) from None
 
 
-def _is_integer(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.integer)
+def _number(value: Any, dtype: Any) -> np.ndarray:
+    if type(value) is int and jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        if not limits.min <= value <= limits.max:
+            raise RefValueError(
+                f"{value} is out of the range of {dtype}, {limits.min} to {limits.max}"
+            )
+    with np.errstate(over="ignore"):  # to infinity, as in jax.numpy
+        return np.asarray(value, dtype)
+
+
+def _holds(dtype: Any, value: Any) -> bool:
+    """True where JAX's type promotion of the two gives `dtype`."""
+    if any(jnp.issubdtype(d, jax.dtypes.extended) for d in (value.dtype, dtype)):
+        return False
+    try:
+        return jax.dtypes.result_type(value, jax.ShapeDtypeStruct((), dtype)) == dtype
+    except ValueError:  # no promotion between these two
+        return False
+
+
+_RANKS = {bool: 0, int: 1, float: 2, complex: 3}
+
+
+@functools.lru_cache
+def _rank(dtype: Any) -> int:
+    """The rank of the kinds of numbers that `dtype` holds; -1 for none, as in PRNG keys."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    return next((k for k, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), -1)
