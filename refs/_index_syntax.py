@@ -53,11 +53,15 @@ def is_array(entry: Any) -> bool:
     )
 
 
+def as_tuple(idx: Any) -> tuple[Any, ...]:
+    """An index in brackets as a tuple, in which `None` is a new axis and nothing else."""
+    return idx if isinstance(idx, tuple) else (idx,)
+
+
 def expand(idx: Any, shape: tuple[int, ...]) -> list[Any]:
     """One entry for each axis of `shape`, and `NewAxis` where the result gets a new one."""
-    idx = idx if isinstance(idx, tuple) else (idx,)
     entries: list[Any] = []
-    for entry in idx:
+    for entry in as_tuple(idx):
         entries += _entry(entry)
     used = sum(1 for e in entries if not isinstance(e, NewAxis) and e is not ...)
     if used > len(shape):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _access, _jax
+from refs._index_syntax import as_tuple
 from refs._site import Site, user_site
 from refs._view import ViewMaker
 from refs.errors import RefStateError, RefTypeError
@@ -58,10 +59,10 @@ class RefType(_jax.AbstractRef):
         return RefType(aval.inner_aval, aval.memory_space, aval.kind, origin)
 
     def _getitem(self, tracer: Any, idx: Any) -> Any:
-        return _access.get(tracer, idx)
+        return _access.get(tracer, as_tuple(idx))
 
     def _setitem(self, tracer: Any, idx: Any, value: Any) -> None:
-        _access.set(tracer, idx, value)
+        _access.set(tracer, as_tuple(idx), value)
 
     def _addupdate(self, tracer: Any, idx: Any, value: Any) -> None:
         _access.addupdate(tracer, idx, value)

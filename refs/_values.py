@@ -26,8 +26,12 @@ def convert(value: Any, dtype: Any) -> Any:
     """
     if isinstance(value, _jax.NativeRef):
         raise RefTypeError("a Ref can't hold a Ref: write its value, `ref[...] = other[...]`")
-    if type(value) in _RANKS and _rank(dtype) >= _RANKS[type(value)]:
+    if type(value) in _RANKS:
         # As jax.numpy's weak types: a Python number takes the dtype, if that is of its kind.
+        if _rank(dtype) < _RANKS[type(value)]:
+            raise RefTypeError(
+                f"a Python {type(value).__name__} can't be held by a ref of dtype {dtype}"
+            )
         return _number(value, dtype)
     try:
         value = value if isinstance(value, jax.Array) else jnp.asarray(value)

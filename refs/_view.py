@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from refs import _access, _jax
+from refs._index_syntax import as_tuple
 from refs._indexing import Index
 from refs._values import fit
 
@@ -22,7 +23,7 @@ class ViewMaker:
         self._ref, self._path = ref, path
 
     def __getitem__(self, idx: Any) -> RefView:
-        return RefView(self._ref, (*self._path, idx))
+        return RefView(self._ref, (*self._path, as_tuple(idx)))
 
 
 @jax.tree_util.register_pytree_node_class
@@ -149,7 +150,7 @@ class RefView:
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         arrays: list[Any] = []
-        path = tuple(tuple(_freeze(e, arrays) for e in _items(idx)) for idx in self._path)
+        path = tuple(tuple(_freeze(e, arrays) for e in idx) for idx in self._path)
         return (self._ref, *arrays), path
 
     @classmethod
@@ -157,10 +158,6 @@ class RefView:
         ref, *arrays = children
         rest = iter(arrays)
         return cls(ref, tuple(tuple(_thaw(e, rest) for e in idx) for idx in path))
-
-
-def _items(idx: Any) -> tuple[Any, ...]:
-    return idx if isinstance(idx, tuple) else (idx,)
 
 
 class _Array:
@@ -220,4 +217,4 @@ def _show(idx: Any) -> str:
             return ":".join(parts + ([] if entry.step is None else [str(entry.step)]))
         return "..." if entry is ... else str(entry)
 
-    return ", ".join(show(e) for e in _items(idx))
+    return ", ".join(show(e) for e in idx)

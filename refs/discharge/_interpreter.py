@@ -82,6 +82,12 @@ class Row(Cell):
         )
 
 
+def _root(cell: Cell) -> Cell:
+    while isinstance(cell, Row):
+        cell = cell.whole
+    return cell
+
+
 class Context:
     """One interpretation, or one body within it.
 
@@ -197,27 +203,33 @@ class Scope:
     Attributes:
       written: the outer cells that any of the jaxprs changes, distinct.
       read: the outer cells that they only read.
-      holds_refs: whether any jaxpr has refs among its constants.
+      portable: whether a function made in this scope serves any refs that alias in the same way.
     """
 
     def __init__(self, ctx: Context, calls: Sequence[tuple[Any, Sequence[Any]]]):
         self._ctx = ctx
-        kinds: dict[int, tuple[Cell, Touch]] = {}
-
-        def touch(cell: Cell, kind: Touch) -> None:
-            cell = cell.whole if isinstance(cell, Row) else cell
-            kinds[id(cell)] = (cell, kinds.get(id(cell), (cell, Touch.NONE))[1] | kind)
-
-        self.holds_refs = False
+        touched: list[tuple[Cell, Touch]] = []
+        self.portable = True
         for closed, args in calls:
             found = _effects.touches(closed)
             for arg, kind in zip(args, found.inputs, strict=True):
                 if isinstance(arg, Cell):
-                    touch(arg, kind)
+                    touched.append((arg, kind))
             for const, kind in (*zip(closed.consts, found.consts, strict=True), *found.hidden):
                 if isinstance(const, _jax.NativeRef):
-                    touch(ctx.cell_of(const), kind)
-                    self.holds_refs = True
+                    touched.append((ctx.cell_of(const), kind))
+                    self.portable = False
+        # Rows of one ref may be the same row, or the ref itself may be here too: then it is the
+        # ref that is state, and its rows are read and written within it.
+        sharing: dict[int, set[int]] = {}
+        for cell, _ in touched:
+            sharing.setdefault(id(_root(cell)), set()).add(id(cell))
+        kinds: dict[int, tuple[Cell, Touch]] = {}
+        for cell, kind in touched:
+            if isinstance(cell, Row) and len(sharing[id(_root(cell))]) > 1:
+                cell = _root(cell)
+                self.portable = False
+            kinds[id(cell)] = (cell, kinds.get(id(cell), (cell, Touch.NONE))[1] | kind)
         self.written = [c for c, kind in kinds.values() if kind.changes]
         self.read = [c for c, kind in kinds.values() if kind == Touch.READ]
         self._idle = [c for c, kind in kinds.values() if kind == Touch.NONE]
@@ -279,8 +291,8 @@ class Inside:
 
     def cell(self, outer: Cell) -> Cell:
         """The cell, inside, of an outer cell."""
-        if isinstance(outer, Row):
-            return Row(self._inner_of[id(outer.whole)], outer.index)
+        if isinstance(outer, Row) and id(outer) not in self._inner_of:
+            return Row(self.cell(outer.whole), outer.index)
         return self._inner_of[id(outer)]
 
     def args(self, args: Sequence[Any]) -> list[Any]:

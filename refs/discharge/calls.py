@@ -31,7 +31,7 @@ def discharge_jit(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     # A jaxpr called again, over refs that alias in the same way, is discharged only once. One
     # that holds refs as constants is not: they are cells of this very context.
     key = (id(params.jaxpr.jaxpr), _alias_pattern(args), len(scope.written), len(scope.read))
-    called = make() if scope.holds_refs else ctx.memoised(key, params.jaxpr, make)
+    called = ctx.memoised(key, params.jaxpr, make) if scope.portable else make()
     return _call(scope, called, args)
 
 

@@ -31,27 +31,28 @@ def discharge_custom_jvp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
     def call(arrays: list[Any], state: list[Any], constants: list[Any]) -> Any:
         return scope.run(closed, merge(args, arrays), state, constants)
 
-    @call.defjvp
     def call_jvp(primals: Any, tangents: Any) -> Any:
         arrays, state, constants = primals
         array_tangents, state_tangents, constant_tangents = tangents
         inside = scope.enter(state, constants)
-        of_outer = {
-            id(outer): Cell(t, outer.origin)
+        tangent_of = {
+            id(outer): Cell(_jax.instantiate(t), outer.origin)
             for outers, ts in (
                 (scope.written, state_tangents),
                 (scope.read, constant_tangents),
             )
             for outer, t in zip(outers, ts, strict=True)
         }
-        jaxpr, consts, zeros_out = rule.trace([False] * len(arguments))
         primal_args = inside.args(merge(args, arrays)[rule.num_consts :])
         tangent_args = [
-            of_outer[id(a)] if isinstance(a, Cell) else a
+            tangent_of[id(a)] if isinstance(a, Cell) else a
             for a in merge(args, array_tangents)[rule.num_consts :]
         ]
+        zeros_in = [_jax.is_symbolic_zero(t) for t in tangent_args]
+        jaxpr, consts, zeros_out = rule.trace(zeros_in)
+        nonzero_args = [t for t in tangent_args if not _jax.is_symbolic_zero(t)]
         out = inside.ctx.eval_open(
-            jaxpr, [inside.ctx.resolve(c) for c in consts], [*primal_args, *tangent_args]
+            jaxpr, [inside.ctx.resolve(c) for c in consts], [*primal_args, *nonzero_args]
         )
         primals_out, nonzeros = out[: len(zeros_out)], iter(out[len(zeros_out) :])
         tangents_out = [
@@ -60,11 +61,12 @@ def discharge_custom_jvp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
         ]
         passed = {id(a) for a in arguments if isinstance(a, Cell)}
         new_tangents = [
-            of_outer[id(outer)].read() if id(outer) in passed else _zero_tangent(value)
+            tangent_of[id(outer)].read() if id(outer) in passed else _zero_tangent(value)
             for outer, value in zip(scope.written, inside.state, strict=True)
         ]
         return (primals_out, inside.state), (tangents_out, new_tangents)
 
+    call.defjvp(call_jvp, symbolic_zeros=rule.symbolic_zeros)
     out, state = call(split(args), scope.state, scope.constants)
     scope.update(state)
     return out

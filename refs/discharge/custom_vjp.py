@@ -31,9 +31,16 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
         return scope.run(closed, merge(args, arrays), state, constants)
 
     def fwd(arrays: list[Any], state: list[Any], constants: list[Any]) -> Any:
+        nonzeros = [True] * len(arguments)
+        if rule.symbolic_zeros:
+            nonzeros = [
+                True if isinstance(a, Cell) else a.perturbed
+                for a in merge(args, arrays)[rule.num_consts :]
+            ]
+            arrays, state, constants = _values((arrays, state, constants))
         inside = scope.enter(state, constants)
         primals = inside.args(merge(args, arrays))
-        jaxpr, consts = rule.fwd([True] * len(arguments))
+        jaxpr, consts = rule.fwd(nonzeros)
         out = inside.ctx.eval_open(
             jaxpr, [inside.ctx.resolve(c) for c in consts], primals[rule.num_consts :]
         )
@@ -61,7 +68,12 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
             [of_ref.get(id(c)) for c in scope.read],
         )
 
-    call.defvjp(fwd, bwd)
+    call.defvjp(fwd, bwd, symbolic_zeros=rule.symbolic_zeros)
     out, state = call(split(args), scope.state, scope.constants)
     scope.update(state)
     return out
+
+
+def _values(primals: Any) -> Any:
+    """The values of a forward rule's arguments, which say whether each is differentiated."""
+    return jax.tree.map(lambda p: p.value, primals, is_leaf=lambda p: hasattr(p, "perturbed"))
