@@ -74,9 +74,9 @@ def discharge(closed_jaxpr: Any) -> Any:
 
     Returns:
       A `ClosedJaxpr` without refs. Its inputs are the values of the refs that `closed_jaxpr`
-      closes over, in the order of its constants (those that inner jaxprs hold last), then `closed_jaxpr`'s own inputs, with each ref
-      replaced by its value. Its outputs are `closed_jaxpr`'s own, then the final value of each
-      ref, in the order of the inputs.
+      closes over, in the order of its constants (those that inner jaxprs hold last), then
+      `closed_jaxpr`'s own inputs, with each ref replaced by its value. Its outputs are
+      `closed_jaxpr`'s own, then the final value of each ref, in the order of the inputs.
 
     Raises:
       MissingRuleError: if a ref reaches a primitive without a rule.
