@@ -9,8 +9,8 @@ all come here, so that an index means the same everywhere.
     >>> Index.parse((None, slice(None, None, -2), 0), (5, 3)).result_shape
     (1, 3)
 
-Out-of-bounds indices follow `jax.numpy`: a read clamps (of scalars) or fills (of arrays), a write
-is dropped. A Python integer that is out of bounds is an error, as in NumPy.
+Out-of-bounds indices follow `jax.numpy`: a read clamps, a write is dropped. A Python integer that
+is out of bounds is an error, as in NumPy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from refs._index_syntax import (
     is_static,
 )
 from refs._values import fit
-from refs.errors import RefIndexError
+from refs.errors import RefIndexError, RefTypeError
 
 
 class Index(NamedTuple):
@@ -204,7 +204,7 @@ class Index(NamedTuple):
         return self._update(x, value, "add")
 
     def update(self, x: Any, method: str, operand: Any) -> Any:
-        """`x.at[...].<method>(operand)` of `jax.numpy`, for `multiply min max apply`."""
+        """`x.at[...].<method>(operand)` of `jax.numpy`, for each method in `UPDATES`."""
         if not self.has_arrays:
             new = UPDATES[method](self.read(x), operand)
             return self.write(x, fit(new, self.result_shape, x.dtype))
@@ -219,14 +219,29 @@ class Index(NamedTuple):
         block = _block(self)
         if block.rest is not None:
             part = x if block.is_whole else block.read(x)
-            part = getattr(part.at[block.rest], method)(value)
+            part = _scatter(part.at[block.rest], method, value)
             return part if block.is_whole else block.write(x, part)
         value = _reshape(value, block.sizes)
         if block.is_whole:
-            return value if method == "set" else lax.add(x, value)
+            return value if method == "set" else jnp.add(x, value)
         if method == "add":
-            value = lax.add(block.read(x), value)
+            value = jnp.add(block.read(x), value)
         return block.write(x, value)
+
+
+def _scatter(at: Any, method: str, value: Any) -> Any:
+    if at.array.dtype == bool:
+        # XLA's scatters don't add or multiply booleans as NumPy does, but these are the same.
+        method = {"add": "max", "multiply": "min"}.get(method, method)
+    try:
+        return getattr(at, method)(value)
+    except NotImplementedError as error:
+        if method != "apply":
+            raise
+        raise RefTypeError(
+            "through an index array, `apply` takes a function that closes over no traced value: "
+            "where no element is named twice, write `ref[idx] = fn(ref[idx])`"
+        ) from error
 
 
 UPDATES: dict[str, Any] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -43,10 +43,18 @@ class RefView:
          [10.,  0., 10.]], dtype=float32)
     """
 
-    __slots__ = ("_path", "_ref")
+    __slots__ = ("_arrays", "_frozen", "_ref")
 
     def __init__(self, ref: Any, path: tuple[Any, ...]):
-        self._ref, self._path = ref, path
+        arrays: list[Any] = []
+        self._ref = ref
+        self._frozen = tuple(tuple(_freeze(e, arrays) for e in idx) for idx in path)
+        self._arrays = tuple(arrays)
+
+    @property
+    def _path(self) -> tuple[Any, ...]:
+        rest = iter(self._arrays)
+        return tuple(tuple(_thaw(e, rest) for e in idx) for idx in self._frozen)
 
     @property
     def at(self) -> ViewMaker:
@@ -141,62 +149,63 @@ class RefView:
             index = Index.parse(idx, value.shape)
             if method != "apply":
                 operand = fit(operand, index.result_shape, value.dtype)
-            new = getattr(index, {"set": "write", "add": "add"}.get(method, "update"))(
-                value, *(() if method in ("set", "add") else (method,)), operand
-            )
+            new = index.update(value, method, operand)
         outer.set(new)
 
     # -- a pytree whose leaves are the ref and the arrays in its indices --------------------------
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        arrays: list[Any] = []
-        path = tuple(tuple(_freeze(e, arrays) for e in idx) for idx in self._path)
-        return (self._ref, *arrays), path
+        return (self._ref, *self._arrays), self._frozen
 
     @classmethod
-    def tree_unflatten(cls, path: tuple[Any, ...], children: tuple[Any, ...]) -> RefView:
-        ref, *arrays = children
-        rest = iter(arrays)
-        return cls(ref, tuple(tuple(_thaw(e, rest) for e in idx) for idx in path))
+    def tree_unflatten(cls, frozen: tuple[Any, ...], children: tuple[Any, ...]) -> RefView:
+        # Children may be anything: JAX makes trees of flags, of shapes, of names.
+        view = object.__new__(cls)
+        view._ref, *arrays = children
+        view._arrays, view._frozen = tuple(arrays), frozen
+        return view
 
 
 class _Array:
     """Stands in a view's structure where an array stands in its index."""
 
 
-class _Slice(tuple[Any, ...]):
+class _Slice(NamedTuple):
     """A slice, hashable on every Python."""
 
-    __slots__ = ()
+    start: Any
+    stop: Any
+    step: Any
+
+
+class _DynamicSlice(NamedTuple):
+    """A `jax.ds` without its start, which is an array."""
+
+    size: int
+    stride: int
+
+
+class _Mask(NamedTuple):
+    """A boolean mask, which must stay concrete wherever the view is taken."""
+
+    shape: tuple[int, ...]
+    content: bytes
 
 
 def _freeze(entry: Any, arrays: list[Any]) -> Any:
     if isinstance(entry, slice):
-        return _Slice((entry.start, entry.stop, entry.step))
+        return _Slice(entry.start, entry.stop, entry.step)
     if isinstance(entry, _jax.Slice):
         arrays.append(entry.start)
-        return _DynamicSlice((entry.size, entry.stride))
+        return _DynamicSlice(int(entry.size), entry.stride)
     if isinstance(entry, list):
         entry = np.asarray(entry, dtype=None if entry else np.int32)
-    if isinstance(entry, np.ndarray) and entry.dtype == bool:
-        # A mask must stay concrete wherever the view is taken.
-        return _Mask((entry.shape, entry.tobytes()))
+    if isinstance(entry, np.ndarray | _jax.ArrayImpl) and entry.dtype == bool:
+        return _Mask(entry.shape, np.asarray(entry).tobytes())
     if hasattr(entry, "dtype"):
         arrays.append(entry)
         return _Array
     return entry
-
-
-class _DynamicSlice(tuple[Any, ...]):
-    """A `jax.ds` without its start."""
-
-    __slots__ = ()
-
-
-class _Mask(tuple[Any, ...]):
-    """A boolean mask's shape and bytes."""
-
-    __slots__ = ()
 
 
 def _thaw(entry: Any, arrays: Any) -> Any:
@@ -205,8 +214,7 @@ def _thaw(entry: Any, arrays: Any) -> Any:
     if isinstance(entry, _DynamicSlice):
         return _jax.Slice(next(arrays), *entry)
     if isinstance(entry, _Mask):
-        shape, content = entry
-        return np.frombuffer(content, bool).reshape(shape)
+        return np.frombuffer(entry.content, bool).reshape(entry.shape)
     return next(arrays) if entry is _Array else entry
 
 

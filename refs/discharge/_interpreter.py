@@ -48,11 +48,13 @@ class Cell:
         self.ended = how
 
     def read(self) -> Any:
+        """The value now."""
         if self.ended is not None:
             raise RefStateError(f"use of {self.describe()}, which {self.ended}")
         return self._value
 
     def write(self, value: Any) -> None:
+        """Replaces the value."""
         if self.ended is not None or self.sealed is not None:
             why = self.sealed if self.ended is None else f"which {self.ended}"
             raise RefStateError(f"write to {self.describe()}, {why}")

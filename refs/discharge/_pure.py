@@ -83,15 +83,9 @@ def discharge(closed_jaxpr: Any) -> Any:
       RefStateError: if a ref is used after `freeze` or `free_ref`.
 
     >>> def f(r):
-    ...     r[0] += 1.0
+    ...     r[...] += 1.0
     >>> refs.discharge(refs.make_jaxpr(f)(refs.new_ref(jnp.zeros(3))))
-    { lambda ; a:f32[3]. let
-        b:f32[1] = slice[limit_indices=(1,) start_indices=(0,) strides=None] a
-        c:f32[] = reshape[dimensions=None new_sizes=() sharding=None] b
-        d:f32[] = add c 1.0:f32[]
-        e:f32[1] = reshape[dimensions=None new_sizes=(1,) sharding=None] d
-        f:f32[3] = dynamic_update_slice a e 0:i32[]
-      in (f,) }
+    { lambda ; a:f32[3]. let b:f32[3] = add a 1.0:f32[] in (b,) }
     """
     program = Program.of(closed_jaxpr)
     in_avals = closed_jaxpr.in_avals

@@ -10,18 +10,20 @@ if TYPE_CHECKING:
 
 
 class Rule(Protocol):
-    """Discharges one equation.
+    """Discharges one equation."""
 
-    Args:
-      ctx: the interpretation under way: what a rule recurses through.
-      eqn: the equation.
-      args: a value for each array operand, a `Cell` for each ref operand.
+    def __call__(self, ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+        """Discharges `eqn`.
 
-    Returns:
-      A value for each array output, a `Cell` for each ref output: always a list.
-    """
+        Args:
+          ctx: the interpretation under way: what a rule recurses through.
+          eqn: the equation.
+          args: a value for each array operand, a `Cell` for each ref operand.
 
-    def __call__(self, ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]: ...
+        Returns:
+          A value for each array output, a `Cell` for each ref output: always a list.
+        """
+        ...
 
 
 _rules: dict[Any, Rule] = {}

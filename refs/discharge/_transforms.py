@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -35,7 +36,7 @@ def add(x: Any, transforms: Sequence[Any], value: Any) -> Any:
 
 def _update(x: Any, transforms: Sequence[Any], value: Any, method: str) -> Any:
     if not transforms:
-        return value if method == "write" else lax.add(x, value)
+        return value if method == "write" else jnp.add(x, value)
     first, *rest = transforms
     if isinstance(first, _jax.NDIndexer) and not rest:
         return getattr(_index(first), method)(x, value)

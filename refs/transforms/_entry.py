@@ -54,16 +54,14 @@ class Entry:
         if options.compiler_options:
             keywords["compiler_options"] = options.compiler_options
         if options.in_shardings is not None:
-            flat = _broadcast(options.in_shardings, jax.tree.unflatten(call.tree, call.ref_places))
+            flat = _broadcast(options.in_shardings, call.tree)
             arrays = [s for s, k in zip(flat, call.ref_places, strict=True) if k is None]
             keywords["in_shardings"] = (None, None, *self._split(arrays))
         state = self._shardings(self.transaction.refs(self.transaction.written, call.refs))
         if options.out_shardings is not None:
             traced = self.transaction.traced
             markers = traced.out_leaves
-            # None is no leaf: every place gets an object of its own kind.
-            full = jax.tree.unflatten(traced.out_tree, [m is None for m in markers])
-            flat = _broadcast(options.out_shardings, full)
+            flat = _broadcast(options.out_shardings, traced.out_tree)
             arrays = [s for s, m in zip(flat, markers, strict=True) if m is None]
             keywords["out_shardings"] = (state, (arrays, None))
         elif state is not None:
@@ -142,10 +140,11 @@ def _run_or_restore(compiled: Callable[..., Any], written: Sequence[Any], operan
 
 
 def _broadcast(prefix: Any, tree: Any) -> list[Any]:
-    """One item of a pytree prefix for each leaf of `tree`; None is an item."""
+    """One item of a pytree prefix for each leaf of a structure; None is an item."""
 
     def is_item(x: Any) -> bool:
         return x is None
 
-    full = jax.tree.broadcast(prefix, tree, is_leaf=is_item)
-    return jax.tree.leaves(full, is_leaf=is_item)
+    # Not None, which is no leaf.
+    full = jax.tree.unflatten(tree, [Ellipsis] * tree.num_leaves)
+    return jax.tree.leaves(jax.tree.broadcast(prefix, full, is_leaf=is_item), is_leaf=is_item)

@@ -32,10 +32,10 @@ def functionalize(fun: Callable[..., Any], closed_over: Any = None) -> Callable[
     Returns:
       `pure(state, *args, **kwargs) -> (out, new_state)`.
 
-    Raises, when called:
-      RefStateError: if `fun` touches a ref that is not in `state`.
-      RefTypeError: if a ref is passed where an array is meant.
-      RefEscapeError: if `fun` returns a ref.
+    Raises:
+      RefTypeError: when called with a ref where an array is meant.
+      RefStateError: when called, if `fun` touches a ref that is not in `state`.
+      RefEscapeError: when called, if `fun` returns a ref.
 
     >>> def step(s, x):
     ...     s["sum"][...] += x

@@ -46,22 +46,28 @@ def jit(
 
     Args:
       fun: the function. Without it, a decorator is returned.
-      in_shardings, out_shardings: shardings of the arrays among the arguments and results, as
-        pytree prefixes. A ref keeps its own sharding, whatever stands at its place.
-      static_argnums, static_argnames: arguments that are part of the program; never refs.
-      donate_argnums, donate_argnames: arguments whose arrays may be overwritten. Refs need none.
+      in_shardings: shardings of the arrays among the arguments, as a pytree prefix. A ref keeps
+        its own sharding, whatever stands at its place.
+      out_shardings: shardings of the arrays in the result, likewise.
+      static_argnums: positions of arguments that are part of the program; never refs.
+      static_argnames: names of such arguments.
+      donate_argnums: positions of arguments whose arrays may be overwritten. Refs need none.
+      donate_argnames: names of such arguments.
       inline: for calls inside another traced function: don't keep this one apart.
       compiler_options: passed to XLA.
 
     Returns:
       A function with methods `lower`, `trace` and `eval_shape`, as `jax.jit`'s has.
 
-    Raises, when called:
-      RefTypeError: a ref in a static argument.
-      RefStateError: a ref that was frozen, freed or lost.
-      RefEscapeError: a ref returned from the body of a loop or a branch.
-      MissingRuleError: a ref passed to a primitive that `refs` has no rule for.
-      Whatever `fun` raises. A call that raises leaves every ref its old value.
+    Raises:
+      RefTypeError: when called with a ref in a static argument.
+      RefStateError: when called with a ref that was frozen, freed or lost.
+      RefEscapeError: when called, if a loop or a branch returns a ref.
+      MissingRuleError: when called, if a ref reaches a primitive that `refs` has no rule for.
+
+    A call also raises what `fun` raises. Whatever it raises, every ref keeps its old value, except
+    where memory runs out while the program runs: then the refs that it writes are lost, and say so
+    when used.
 
     >>> w = refs.new_ref(jnp.ones(3))
     >>> @refs.jit
@@ -141,17 +147,13 @@ class Jitted:
     def _donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[bool]:
         """For each leaf of the arguments that are not static: whether it is donated."""
         static, donated = self._static.positions(args), self._donate.positions(args)
-        flags = [
-            jax.tree.map(lambda _, k=k: k in donated, a)
-            for k, a in enumerate(args)
-            if k not in static
-        ]
-        named = {
-            name: jax.tree.map(lambda _, name=name: name in self._donate.names, a)
-            for name, a in kwargs.items()
+        chosen = [(k in donated, a) for k, a in enumerate(args) if k not in static]
+        chosen += [
+            (name in self._donate.names, kwargs[name])
+            for name in sorted(kwargs)
             if name not in self._static.names
-        }
-        return jax.tree.leaves((flags, named))
+        ]
+        return [flag for flag, a in chosen for _ in jax.tree.leaves(a)]
 
     def _call_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Inside a trace: JAX's own jit over the arrays, closing over the refs.
