@@ -153,7 +153,7 @@ def addupdate(ref: Any, idx: Any, x: Any) -> None:
     if _jax.at_top_level():
         _eager.add(ref, index, x)
     else:
-        _bind(_jax.addupdate_p, ref, index, index.unfinish(x))
+        _bind_write(_jax.addupdate_p, ref, index, x)
 
 
 def update(ref: Any, idx: Any, method: str, operand: Any) -> None:
@@ -183,7 +183,11 @@ def _bind_get(ref: Any, index: Index) -> Any:
 
 
 def _bind_swap(ref: Any, index: Index, value: Any) -> Any:
-    return _bind(_jax.swap_p, ref, index, index.unfinish(value))
+    return _bind_write(_jax.swap_p, ref, index, value)
+
+
+def _bind_write(primitive: Any, ref: Any, index: Index, value: Any) -> Any:
+    return _bind(primitive, ref, index, _jax.varying_like(ref, index.unfinish(value)))
 
 
 def _bind(primitive: Any, ref: Any, index: Index, *value: Any) -> Any:

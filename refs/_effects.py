@@ -141,6 +141,16 @@ def _is_ref_var(v: Any) -> bool:
     return not isinstance(v, _jax.Literal) and _jax.is_ref_type(v.aval)
 
 
+def used(jaxpr: Any) -> frozenset[Any]:
+    """The variables of a jaxpr that an equation or the result uses."""
+    if jaxpr not in _used:
+        _used[jaxpr] = frozenset(_uses(jaxpr))
+    return _used[jaxpr]
+
+
+_used: WeakKeyDictionary[Any, frozenset[Any]] = WeakKeyDictionary()
+
+
 def _uses(jaxpr: Any) -> Counter[Any]:
     atoms = [v for eqn in jaxpr.eqns for v in eqn.invars] + list(jaxpr.outvars)
     return Counter(v for v in atoms if not isinstance(v, _jax.Literal))

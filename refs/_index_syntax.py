@@ -63,6 +63,10 @@ def expand(idx: Any, shape: tuple[int, ...]) -> list[Any]:
     entries: list[Any] = []
     for entry in as_tuple(idx):
         entries += _entry(entry)
+    if any(isinstance(e, _Everything) for e in entries):
+        alone = not any(isinstance(e, _Mask) or getattr(e, "ndim", 0) for e in entries)
+        entries = [e for e in entries if not isinstance(e, _Everything)]
+        entries = [NewAxis(), *entries] if alone else entries
     used = sum(1 for e in entries if not isinstance(e, NewAxis) and e is not ...)
     if used > len(shape):
         raise RefIndexError(f"too many indices: {used} for an array of shape {shape}")
@@ -82,8 +86,8 @@ def _entry(entry: Any) -> list[Any]:
         return [entry]
     if isinstance(entry, _jax.NativeRef):
         raise RefTypeError("an index can't be a Ref: index with its value, `ref[i[...]]`")
-    if entry is True:
-        return [NewAxis()]
+    if isinstance(entry, bool | np.bool_):
+        return _mask_entries(np.asarray(entry))
     if isinstance(entry, list | tuple):
         entry = np.asarray(entry, dtype=None if len(entry) else np.int32)
     if isinstance(entry, str | bytes) or not hasattr(entry, "dtype"):
@@ -109,9 +113,13 @@ def _mask_entries(mask: Any) -> list[Any]:
         )
     if np.ndim(mask) == 0:
         if mask:
-            return [NewAxis()]
+            return [_Everything()]
         raise RefIndexError("an index can't be the scalar False")
     return [_Mask(np.asarray(mask).shape, k, i) for k, i in enumerate(np.nonzero(mask))]
+
+
+class _Everything(NamedTuple):
+    """`True` in an index expression: beside index arrays nothing, and a new axis without them."""
 
 
 class _Mask(NamedTuple):
@@ -153,9 +161,12 @@ def _bound_slice(entry: slice, n: int) -> Any:
     try:
         start, stop, step = entry.indices(n)
     except (TypeError, jax.errors.TracerIntegerConversionError):
-        raise RefTypeError(
-            "a slice with traced bounds has no static size: use `jax.ds(start, size)`"
-        ) from None
+        bounds = (entry.start, entry.stop, entry.step)
+        if any(isinstance(b, _jax.Tracer) for b in bounds):
+            why = "a slice with traced bounds has no static size: use `jax.ds(start, size)`"
+        else:
+            why = f"the bounds of a slice must be integers or None, not {bounds}"
+        raise RefTypeError(why) from None
     size = max(0, math.ceil((stop - start) / step))
     if size <= 1:  # The direction, and the step, mean nothing.
         return Span(start if size else 0, size)

@@ -34,7 +34,7 @@ from refs._index_syntax import (
     is_static,
 )
 from refs._values import fit
-from refs.errors import RefIndexError, RefTypeError
+from refs.errors import RefIndexError
 
 
 class Index(NamedTuple):
@@ -235,13 +235,20 @@ def _scatter(at: Any, method: str, value: Any) -> Any:
         method = {"add": "max", "multiply": "min"}.get(method, method)
     try:
         return getattr(at, method)(value)
-    except NotImplementedError as error:
-        if method != "apply":
-            raise
-        raise RefTypeError(
-            "through an index array, `apply` takes a function that closes over no traced value: "
-            "where no element is named twice, write `ref[idx] = fn(ref[idx])`"
-        ) from error
+    except NotImplementedError:
+        # The function that `apply` is given closes over a traced value, which a scatter can't.
+        return _apply_each(at.array, at.index, value)
+
+
+def _apply_each(x: Any, idx: Any, fn: Any) -> Any:
+    """Applies `fn` to one element after the other."""
+    place = jnp.arange(x.size, dtype=jnp.int32).reshape(x.shape)
+    place = place.at[idx].get(mode="fill", fill_value=x.size).ravel()
+
+    def step(k: Any, flat: Any) -> Any:
+        return flat.at[place[k]].set(fit(fn(flat[place[k]]), (), x.dtype))
+
+    return lax.fori_loop(0, place.size, step, x.ravel()).reshape(x.shape)
 
 
 UPDATES: dict[str, Any] = {

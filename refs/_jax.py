@@ -125,12 +125,23 @@ def var_of(tracer: Any) -> Any:
     return var if isinstance(var, core.Var) else None
 
 
-def retype(tracer: Any, aval: Any) -> Any:
-    """Gives a ref made in a jaxpr trace our ref type, which JAX's own allocation doesn't know."""
-    if isinstance(tracer, _partial_eval.DynamicJaxprTracer):
-        tracer.val.aval = aval
-        tracer.aval = aval
-    return tracer
+def retype(ref: Any, wrap: Callable[[Any], Any]) -> Any:
+    """Gives a ref that JAX has made in a trace our ref type: `wrap` of the type that it has."""
+    if isinstance(ref, _partial_eval.DynamicJaxprTracer):
+        ref.val.aval = ref.aval = wrap(ref.aval)
+    elif not isinstance(ref, core.Tracer):
+        ref._aval = wrap(ref._aval)
+    else:
+        # Tracers of differentiation and of batching have the type of what they wrap.
+        retype(ref.primal if hasattr(ref, "primal") else ref.val, wrap)
+    return ref
+
+
+def varying_like(ref: Any, value: Any) -> Any:
+    """`value`, varying over the devices of a `shard_map` as the ref that it is written to does."""
+    # The oldest JAX does this itself when it must.
+    cast = getattr(_state, "_insert_pvary_for_write", None)
+    return value if cast is None else cast(ref, value)
 
 
 def is_ref_type(aval: Any) -> bool:
@@ -214,11 +225,6 @@ def at_source_of(eqn: Any) -> Iterator[None]:
         eqn.ctx.manager,
     ):
         yield
-
-
-def is_dropped(var: Any) -> bool:
-    """True for an output that nobody uses."""
-    return isinstance(var, core.DropVar)
 
 
 def user_line(eqn: Any) -> str:

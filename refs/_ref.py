@@ -34,6 +34,10 @@ class Origin:
         return f"{named} (created at {self.site})" if self.site else named
 
 
+def _no_attribute(name: str) -> str:
+    return f"Ref has no attribute {name!r}: if you mean the array's, read it, `ref[...].{name}`"
+
+
 class RefType(_jax.AbstractRef):
     """JAX's type of a ref, with NumPy's indexing, `.at` and an origin for messages.
 
@@ -92,7 +96,7 @@ class RefType(_jax.AbstractRef):
         # Python's operators on a traced ref look here for `_add`, `_neg` …
         if f"__{name[1:]}__" in _OPERATORS:
             return lambda tracer, *others: _refuse_operator(tracer)
-        raise AttributeError(name)
+        raise AttributeError(_no_attribute(name))
 
     def __eq__(self, other: Any) -> bool:
         return (
@@ -183,9 +187,7 @@ class Ref(_jax.NativeRef):
         return _access.swap(self, idx, value)
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"Ref has no attribute {name!r}: if you mean the array's, read it, `ref[...].{name}`"
-        )
+        raise AttributeError(_no_attribute(name))
 
     def __bool__(self) -> bool:
         raise RefTypeError(
@@ -199,10 +201,12 @@ class Ref(_jax.NativeRef):
             return f"Ref(<{self._end}>, shape={self.shape}, dtype={self.dtype}{name})"
         if not _jax.at_top_level():
             return f"Ref(<being traced>, shape={self.shape}, dtype={self.dtype}{name})"
+        if self._buf.is_deleted():
+            return f"Ref(<lost>, shape={self.shape}, dtype={self.dtype}{name})"
+        if jnp.issubdtype(self.dtype, jax.dtypes.extended):
+            return f"Ref(shape={self.shape}, dtype={self.dtype}{name})"
         # A copy: on some versions a view cached in the array would block the next donation.
-        buf = self._buffer()
-        is_plain = not jnp.issubdtype(buf.dtype, jax.dtypes.extended)
-        text = repr(jnp.asarray(np.array(buf)) if is_plain else buf)
+        text = repr(jnp.asarray(np.array(self._buf)))
         lines = text.removeprefix("Array").replace("\n  ", "\n")
         return f"Ref{lines[:-1]}{name})"
 
@@ -316,6 +320,11 @@ def empty_ref(ty: Any, memory_space: Any = None, *, name: str | None = None) -> 
             f"empty_ref of {_access.describe(ty)}: a ref can't hold a ref. Give its array type, "
             "`jax.ShapeDtypeStruct(other.shape, other.dtype)`"
         )
+    if not hasattr(ty, "shape") or not hasattr(ty, "dtype"):
+        raise RefTypeError(
+            f"empty_ref of a {type(ty).__name__}: it takes an array type, "
+            "`jax.ShapeDtypeStruct(shape, dtype)` for instance"
+        )
     zeros = jnp.zeros(ty.shape, ty.dtype, device=getattr(ty, "sharding", None))
     return new_ref(zeros, memory_space=memory_space, copy=False, name=name)
 
@@ -375,7 +384,7 @@ def _end(ref: Any, how: str) -> None:
 
 def _adopt(ref: Any, origin: Origin) -> Any:
     """Gives a ref that JAX made in a trace our type, where the trace can be told."""
-    return _jax.retype(ref, RefType.of(_jax.typeof(ref), origin))
+    return _jax.retype(ref, lambda aval: RefType.of(aval, origin))
 
 
 def _strong(aval: Any, origin: Origin | None) -> RefType:
@@ -384,9 +393,11 @@ def _strong(aval: Any, origin: Origin | None) -> RefType:
 
 def _as_array(x: Any) -> Any:
     if isinstance(x, jax.Array):
-        return x
+        return _jax.strong(x)
     try:
-        return np.asarray(x) if isinstance(x, np.ndarray | np.generic) else jnp.asarray(x)
+        if any(isinstance(leaf, _jax.NativeRef) for leaf in jax.tree.leaves(x)):
+            raise TypeError
+        return x if isinstance(x, np.ndarray | np.generic) else _jax.strong(x)
     except (TypeError, ValueError):
         raise RefTypeError(
             f"new_ref of a {type(x).__name__}: a ref holds one array. Make a tree of refs with "

@@ -30,7 +30,8 @@ def convert(value: Any, dtype: Any) -> Any:
         # As jax.numpy's weak types: a Python number takes the dtype, if that is of its kind.
         if _rank(dtype) < _RANKS[type(value)]:
             raise RefTypeError(
-                f"a Python {type(value).__name__} can't be held by a ref of dtype {dtype}"
+                f"a Python {type(value).__name__} can't be held by a ref of dtype {dtype}: give "
+                "a number of its kind"
             )
         return _number(value, dtype)
     try:

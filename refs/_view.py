@@ -128,8 +128,9 @@ class RefView:
     def _read(self, depth: int) -> Any:
         """The value that the first `depth` indices name."""
         value = _access.get(self._ref, self._path[0])
-        for idx in self._path[1:depth]:
-            value = Index.parse(idx, value.shape).read(value)
+        with _access.blamed("get", self._ref):
+            for idx in self._path[1:depth]:
+                value = Index.parse(idx, value.shape).read(value)
         return value
 
     def _update(self, method: str, operand: Any) -> None:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax import lax
 
 from refs import _effects, _jax
+from refs._access import describe
 from refs._effects import Touch
 from refs.discharge._registry import rule_for
 from refs.errors import MissingRuleError, RefEscapeError, RefStateError
@@ -42,8 +43,8 @@ class Cell:
         """Ends the ref, which only the function that made it can do: others run many times."""
         if not self.made_here:
             raise RefStateError(
-                f"{doing} of {self.describe()} inside a traced function that did not make it: "
-                f"{doing} it where it was made, or read `ref[...]`"
+                f"{doing} of {self.describe()} inside a traced function that did not make it: do "
+                "it where the ref was made, or read `ref[...]`"
             )
         self.ended = how
 
@@ -84,6 +85,13 @@ class Row(Cell):
         )
 
 
+class Frame(NamedTuple):
+    """A jaxpr under way, and the values and cells of its variables."""
+
+    env: dict[Any, Any]
+    jaxpr: Any
+
+
 def _root(cell: Cell) -> Cell:
     while isinstance(cell, Row):
         cell = cell.whole
@@ -100,9 +108,9 @@ class Context:
     def __init__(self, outer: Context | None = None, inner_of: dict[int, Cell] | None = None):
         self._outer = outer
         self._inner_of = inner_of or {}
-        self._frames: list[dict[Any, Any]] = []
+        self._frames: list[Frame] = []
         self.cells: dict[int, Cell] = {}
-        self._memo: dict[Any, Any] = outer._memo if outer is not None else {}
+        self._memo: dict[Any, Any] = {}
 
     def eval(self, closed: Any, args: Sequence[Any]) -> list[Any]:
         """Interprets a closed jaxpr in place: `args` are values and cells, and so are results."""
@@ -118,7 +126,7 @@ class Context:
         def value(atom: Any) -> Any:
             return atom.val if isinstance(atom, _jax.Literal) else env[atom]
 
-        with self._frame(env):
+        with self._frame(Frame(env, jaxpr)):
             for eqn in jaxpr.eqns:
                 with _jax.at_source_of(eqn):
                     out = self.eval_eqn(eqn, [value(v) for v in eqn.invars])
@@ -140,12 +148,16 @@ class Context:
             )
         return rule(self, eqn, args)
 
+    def is_used(self, var: Any) -> bool:
+        """True if anything uses an output of the equation under way."""
+        return var in _effects.used(self._frames[-1].jaxpr)
+
     def cell_of(self, ref: Any) -> Cell:
         """The cell of a concrete ref."""
         return self.cells[id(ref)]
 
     def memoised(self, key: Any, alive: Any, make: Callable[[], Any]) -> Any:
-        """`make()`, once for each key in the outermost interpretation.
+        """`make()`, once for each key in this body.
 
         `alive` is what the key names by its id: it is kept from being collected meanwhile.
         """
@@ -170,25 +182,28 @@ class Context:
 
     def _lookup(self, var: Any, const: Any) -> Any:
         for frame in reversed(self._frames):
-            if var in frame:
-                return frame[var]
+            if var in frame.env:
+                return frame.env[var]
         if self._outer is None:
             if isinstance(const, _jax.NativeRef):
                 raise RefEscapeError(
-                    "a custom derivative rule closes over a traced ref that is not in scope where "
-                    "the rule is applied: pass the ref as an argument"
+                    f"a custom derivative rule closes over {describe(const)}, which is not in "
+                    "scope where the rule is applied: pass the ref as an argument"
                 )
             return const
         found = self._outer._lookup(var, const)
         return self._inner_of.get(id(found), found) if isinstance(found, Cell) else found
 
     @contextmanager
-    def _frame(self, env: dict[Any, Any]) -> Iterator[None]:
-        self._frames.append(env)
+    def _frame(self, frame: Frame) -> Iterator[None]:
+        self._frames.append(frame)
         try:
             yield
         finally:
             self._frames.pop()
+            if not self._frames:
+                # It holds tracers, through functions that hold this context.
+                self._memo.clear()
 
 
 def _involves_refs(eqn: Any) -> bool:

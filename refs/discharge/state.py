@@ -25,7 +25,7 @@ def discharge_swap(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     cell, value, *leaves = args
     transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
     before = cell.read()
-    old = None if _jax.is_dropped(eqn.outvars[0]) else _transforms.read(before, transforms)
+    old = _transforms.read(before, transforms) if ctx.is_used(eqn.outvars[0]) else None
     cell.write(_transforms.write(before, transforms, jnp.asarray(value)))
     return [old]
 
