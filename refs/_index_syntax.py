@@ -147,7 +147,10 @@ def _bound(entry: Any, axis: int, n: int) -> Any:
             raise RefTypeError("the size in jax.ds(start, size) must be a Python integer")
         if entry.size > n:
             raise RefIndexError(f"jax.ds of size {entry.size} on axis {axis} of size {n}")
-        return Span(entry.start, int(entry.size), entry.stride)
+        size, start = int(entry.size), entry.start
+        if is_static(start):  # moved into bounds, as lax.dynamic_slice moves a traced start
+            start = min(max(start + n if start < 0 else start, 0), n - size)
+        return Span(start, size, entry.stride)
     if isinstance(entry, slice):
         return _bound_slice(entry, n)
     if is_static(entry):

@@ -127,13 +127,14 @@ def var_of(tracer: Any) -> Any:
 
 def retype(ref: Any, wrap: Callable[[Any], Any]) -> Any:
     """Gives a ref that JAX has made in a trace our ref type: `wrap` of the type that it has."""
-    if isinstance(ref, _partial_eval.DynamicJaxprTracer):
-        ref.val.aval = ref.aval = wrap(ref.aval)
-    elif not isinstance(ref, core.Tracer):
+    if not isinstance(ref, core.Tracer):
         ref._aval = wrap(ref._aval)
-    else:
-        # Tracers of differentiation and of batching have the type of what they wrap.
+        return ref
+    if isinstance(ref, _partial_eval.DynamicJaxprTracer):
+        ref.val.aval = wrap(ref.aval)
+    else:  # Tracers of differentiation and of batching wrap a ref.
         retype(ref.primal if hasattr(ref, "primal") else ref.val, wrap)
+    ref.aval = wrap(ref.aval)
     return ref
 
 
@@ -246,7 +247,13 @@ def can_fail(closed: Any) -> bool:
 def strong(x: Any) -> Any:
     """`x` as an array that is not weakly typed."""
     x = jax.numpy.asarray(x)
-    return jax.lax.convert_element_type(x, x.dtype) if x.weak_type else x
+    weak = getattr(x, "weak_type", False)  # PRNG keys don't say.
+    return jax.lax.convert_element_type(x, x.dtype) if weak else x
+
+
+def commit(x: Any) -> Any:
+    """The same buffer, committed to its device as a ref's must be (the newest JAX checks)."""
+    return x if x.committed else jax.device_put(x, x.sharding)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import jax
 
 from refs import _access, _jax
-from refs._ref import Ref, RefType, is_concrete
+from refs._ref import Ref, is_concrete
+from refs._ref_type import RefType
 from refs.errors import RefEscapeError, RefTypeError
 
 
@@ -174,8 +175,8 @@ def make_jaxpr(fun: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function that returns the effectful jaxpr of `fun`, like `jax.make_jaxpr`.
 
     Refs may be anywhere in the arguments (the same one several times is one input), closed over
-    (they are among `jaxpr.consts`), or returned (the jaxpr returns their final values, if made
-    inside, and nothing otherwise).
+    (they are among `jaxpr.consts`, or those of an inner call where JAX leaves them there), or
+    returned (the jaxpr returns their final values, if made inside, and nothing otherwise).
 
     Args:
       fun: a function of pytrees of arrays and refs.
@@ -266,4 +267,4 @@ def result_of(
 def adopt(value: Any, origin: Any) -> Ref:
     """A handle for the value of a ref made in a trace."""
     aval = _jax.AbstractRef(_jax.typeof(value))
-    return Ref(RefType.of(aval, origin), value)
+    return Ref(RefType.of(aval, origin), _jax.commit(value))

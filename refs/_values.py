@@ -41,7 +41,7 @@ def convert(value: Any, dtype: Any) -> Any:
             f"a value of type {type(value).__name__} is not an array or a number"
         ) from None
     if value.dtype == dtype:
-        return lax.convert_element_type(value, dtype) if value.weak_type else value
+        return _jax.strong(value)
     if not _holds(dtype, value):
         raise RefTypeError(
             f"a value of dtype {value.dtype} can't be held by a ref of dtype {dtype}: cast it "

@@ -9,7 +9,7 @@ import jax
 
 from refs import _jax
 from refs._access import describe
-from refs._ref import RefType
+from refs._ref_type import RefType
 from refs._tracing import Call, is_ref, result_of, trace
 from refs.errors import RefEscapeError, RefStateError, RefTypeError, RefValueError
 from refs.transforms._transaction import Slot, Transaction

@@ -1,0 +1,220 @@
+"""Errors about the life of a ref, and the places where it can't go. See `test_errors.py`."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import refs
+from refs import errors
+from tests.error_case import X, raises
+
+# --- The life of a ref ----------------------------------------------------------------------------
+
+
+def local(end=None):
+    ref = refs.new_ref(X, name="local")
+    if end is not None:
+        end(ref)
+    return ref
+
+
+@raises(errors.RefStateError, "use of ref `local` (created at FILE:N), which was frozen at FILE:N")
+def read_after_freeze(r, i):
+    local(refs.freeze)[0]
+
+
+@raises(errors.RefStateError, "use of ref `local` (created at FILE:N), which was freed at FILE:N")
+def write_after_free(r, i):
+    local(refs.free_ref)[0] = 1
+
+
+@raises(errors.RefStateError, "use of ref `local` (created at FILE:N), which was frozen at FILE:N")
+def argument_after_freeze(r, i):
+    step = refs.jit(lambda q: r.at[0].add(q[0]))
+    frozen = local()
+    step.lower(frozen)
+    refs.freeze(frozen)
+    step(frozen)
+
+
+@raises(errors.RefStateError, "use of ref `local` (created at FILE:N), which was freed at FILE:N")
+def closed_over_after_free(r, i):
+    mine = local()
+    step = refs.jit(lambda: (r.at[0].add(1), mine[0]))
+    step.lower()
+    refs.free_ref(mine)
+    step()
+
+
+@raises(
+    errors.RefStateError,
+    "use of ref `local` (created at FILE:N), whose value was lost: its buffer was given to "
+    "a call that failed, or donated by hand. Keep a checkpoint, `ref[...]`, where a step "
+    "can fail",
+)
+def use_of_a_lost_ref(r, i):
+    local(lambda ref: ref._buffer().delete())[0]
+
+
+@raises(
+    errors.RefStateError,
+    "freeze of ref `r` (created at FILE:N) inside a traced function, which would end it "
+    "once, when tracing, and not in each call: freeze it outside, or read `ref[...]`",
+)
+def freeze_of_an_outer_ref_in_a_trace(r, i):
+    refs.jit(lambda: refs.freeze(r))()
+
+
+@raises(
+    errors.RefStateError,
+    "freeze of ref `r` (created at FILE:N) inside a traced function that did not make it: "
+    "do it where the ref was made, or read `ref[...]`",
+)
+def freeze_of_an_argument_in_a_trace(r, i):
+    refs.jit(lambda q: (q.at[0].add(1), refs.freeze(q)))(r)
+
+
+@raises(errors.RefStateError, "use of ref `local` (created at FILE:N), which was frozen at FILE:N")
+def use_after_freeze_in_a_trace(r, i):
+    def program():
+        r[0] = 5
+        ref = local()
+        refs.freeze(ref)
+        return ref[0]
+
+    refs.jit(program)()
+
+
+@raises(errors.RefStateError, "use of ref `local` (created at FILE:N), which was freed at FILE:N")
+def write_after_free_in_a_trace(r, i):
+    def program():
+        ref = local()
+        refs.free_ref(ref)
+        refs.set(ref, ..., 1)
+
+    refs.jit(program)()
+
+
+# --- Where refs can't go --------------------------------------------------------------------------
+
+
+@raises(
+    errors.RefEscapeError,
+    "set of ref `local` (created at FILE:N) outside the traced function that it belongs to:"
+    " there it stands for a value that isn't known yet. Return its value, `ref[...]`, or "
+    "return the ref itself from `refs.jit`",
+)
+def traced_ref_that_outlived_its_trace(r, i):
+    kept = []
+    refs.jit(lambda: kept.append(local()))()
+    kept[0][0] = 1
+
+
+@raises(
+    errors.RefEscapeError,
+    "call of ref `r` (created at FILE:N) outside the traced function that it belongs to: "
+    "there it stands for a value that isn't known yet. Return its value, `ref[...]`, or "
+    "return the ref itself from `refs.jit`",
+)
+def traced_argument_that_outlived_its_trace(r, i):
+    kept = []
+    refs.jit(kept.append)(r)
+    refs.jit(lambda q: q[0])(kept[0])
+
+
+@raises(
+    errors.RefEscapeError,
+    "function <lambda> at FILE:N traced for scan returned a mutable array reference of type"
+    " Ref{float32[3]}, ref `r` (created at FILE:N) at output tree path result[1], but "
+    "mutable array references cannot be returned.\n\n"
+    "the body of a loop, a branch or an inner `jax.jit` can use refs, but not return them: "
+    "return the value, `ref[...]`, or use the ref where it is in scope",
+)
+def returned_from_a_scan_body(r, i):
+    refs.jit(lambda r: lax.scan(lambda c, _: (c, r), 0, length=2))(r)
+
+
+@raises(
+    errors.RefEscapeError,
+    "function local at FILE:N traced for cond returned a mutable array reference of type"
+    " Ref{float32[3]}, ref `local` (created at FILE:N), but mutable array references cannot"
+    " be returned.\n\n"
+    "the body of a loop, a branch or an inner `jax.jit` can use refs, but not return them: "
+    "return the value, `ref[...]`, or use the ref where it is in scope",
+)
+def returned_from_a_branch(r, i):
+    refs.jit(lambda: lax.cond(True, local, local))()
+
+
+@raises(
+    errors.RefEscapeError,
+    "function <lambda> at FILE:N traced for jit returned a mutable array reference of type "
+    "Ref{float32[3]}, ref `r` (created at FILE:N), but mutable array references cannot be "
+    "returned.\n\n"
+    "the body of a loop, a branch or an inner `jax.jit` can use refs, but not return them: "
+    "return the value, `ref[...]`, or use the ref where it is in scope",
+)
+def returned_from_an_inner_jit(r, i):
+    refs.jit(lambda r: (r.at[0].add(1), jax.jit(lambda q: q)(r)))(r)
+
+
+@raises(
+    errors.RefEscapeError,
+    "only one reference to a mutable array may be passed as an argument to a function, but "
+    "when tracing <lambda> at FILE:N for jit the mutable array reference of type "
+    "Ref{float32[3]}, ref `r` (created at FILE:N) appeared at both a and b.\n\n"
+    "JAX's own functions take each ref once, either as an argument or closed over: close "
+    "over the ref, or use `refs.jit`, which takes it any number of times",
+)
+def passed_twice_to_an_inner_jit(r, i):
+    refs.jit(lambda r: jax.jit(lambda a, b: a[0] + b[0])(r, r))(r)
+
+
+@raises(
+    errors.RefTypeError,
+    "static argument 0 holds ref `r` (created at FILE:N): a static argument is part of the "
+    "compiled program, and a ref changes. Pass it as an ordinary argument",
+)
+def static_argument(r, i):
+    refs.jit(lambda q, x: x, static_argnums=0)(r, 1)
+
+
+@raises(
+    errors.RefTypeError,
+    "static argument 'q' holds ref `r` (created at FILE:N): a static argument is part of "
+    "the compiled program, and a ref changes. Pass it as an ordinary argument",
+)
+def static_argument_by_name(r, i):
+    refs.jit(lambda *, q: 1, static_argnames="q")(q=(1, r))
+
+
+@raises(
+    errors.RefValueError,
+    "static argument 1 of type list can't be hashed: make it hashable, a tuple for "
+    "instance, or don't make it static",
+)
+def static_argument_without_a_hash(r, i):
+    refs.jit(lambda q, x: x, static_argnums=1)(r, [1])
+
+
+@raises(errors.RefTypeError, "jit of a int: it compiles a function")
+def jit_of_no_function(r, i):
+    refs.jit(3)
+
+
+@raises(
+    errors.RefTypeError,
+    "a compiled function was called with arguments of other types, other aliases among its "
+    "refs or other static values than it was compiled for",
+)
+def compiled_for_others(r, i):
+    refs.jit(lambda q: q[0]).lower(r).compile()(i)
+
+
+@raises(
+    errors.RefTypeError,
+    "a jax.ShapeDtypeStruct with is_ref stands for no ref in particular: pass a ref, "
+    "`refs.empty_ref(...)` for instance",
+)
+def abstract_ref(r, i):
+    refs.jit(lambda q: q[0]).lower(jax.ShapeDtypeStruct((3,), jnp.float32, is_ref=True))

@@ -1,0 +1,199 @@
+"""Errors of discharge, of custom rules and of functionalize. See `test_errors.py`."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+
+import refs
+from refs import errors, extend
+from tests.error_case import X, raises
+
+no_rule_p = Primitive("no_rule")
+no_rule_p.multiple_results = True
+no_rule_p.def_abstract_eval(lambda *args: [])
+
+returns_ref_p = Primitive("returns_ref")
+returns_ref_p.multiple_results = True
+returns_ref_p.def_abstract_eval(lambda *args, jaxpr: [])
+
+
+@extend.register(returns_ref_p)
+def discharge_returns_ref(ctx, eqn, args):
+    scope = ctx.scope((eqn.params["jaxpr"], args))
+    return scope.run(eqn.params["jaxpr"], args, scope.state, scope.constants)[0]
+
+
+def returning_its_ref(ref):
+    """A jaxpr that returns its ref, which JAX itself never makes."""
+    closed = refs.make_jaxpr(lambda q: q[0])(ref)
+    open_ = closed.jaxpr.replace(outvars=closed.jaxpr.invars[:1])
+    return open_ if hasattr(open_, "consts") else closed.replace(jaxpr=open_)
+
+
+# --- Discharge ------------------------------------------------------------------------------------
+
+
+@raises(
+    errors.MissingRuleError,
+    "primitive `no_rule` at FILE:N takes ref `r` (created at FILE:N), and no discharge rule"
+    " is registered for it: read the ref before (`ref[...]`) and write it after, or "
+    "register a rule with `refs.extend.register`",
+)
+def primitive_without_a_rule(r, i):
+    def program(q):
+        q[0] = 5
+        no_rule_p.bind(q)
+
+    refs.jit(program)(r)
+
+
+@raises(
+    errors.MissingRuleError,
+    "primitive `custom_linear_solve` at FILE:N takes a ref made inside it, and no discharge"
+    " rule is registered for it: read the ref before (`ref[...]`) and write it after, or "
+    "register a rule with `refs.extend.register`",
+)
+def primitive_without_a_rule_over_a_ref_of_its_own(r, i):
+    def solve(x):
+        ref = refs.new_ref(x, name="local")
+        return ref[...] * 2
+
+    refs.jit(lambda: lax.custom_linear_solve(solve, 2.0, lambda mv, b: b))()
+
+
+@raises(
+    errors.MissingRuleError,
+    "a ref is seen through a BitcastTransform, which can't be discharged: read the ref, "
+    "`ref[...]`, and transform the value",
+)
+def ref_seen_through_a_bitcast(r, i):
+    table = jax.new_ref(X.reshape(1, 3))
+    refs.discharge(jax.make_jaxpr(lambda q: jax.ref.get(q.bitcast(jnp.int32)))(table))
+
+
+@raises(
+    errors.RefTypeError,
+    "discharge of a jaxpr that returns ref `r` (created at FILE:N): return its value",
+)
+def discharge_of_a_jaxpr_that_returns_a_ref(r, i):
+    refs.discharge(returning_its_ref(r))
+
+
+@raises(
+    errors.RefEscapeError,
+    "ref `r` (created at FILE:N) is returned from the body of a loop, a branch or an inner "
+    "function: return its value, `ref[...]`",
+)
+def rule_whose_jaxpr_returns_a_ref(r, i):
+    jaxpr = returning_its_ref(r)
+    refs.jit(lambda q: returns_ref_p.bind(q, jaxpr=jaxpr))(r)
+
+
+@raises(
+    errors.RefValueError,
+    "shard_map at FILE:N: ref `r` (created at FILE:N) is passed twice with different specs,"
+    " P('d',) and P()",
+)
+def passed_to_shard_map_with_two_specs(r, i):
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = (jax.P("d"), jax.P())
+    mapped = jax.shard_map(lambda a, b: None, mesh=mesh, in_specs=specs, out_specs=None)
+    refs.jit(lambda q: mapped(q, r))(r)
+
+
+# --- Custom derivative rules ----------------------------------------------------------------------
+
+
+@raises(
+    errors.RefEscapeError,
+    "a ref is a residual of a custom VJP rule, at FILE:N: save its value, `ref[...]`",
+)
+def residual_that_is_a_ref(r, i):
+    f = jax.custom_vjp(lambda q, x: q[0] * x)
+    f.defvjp(lambda q, x: (q[0] * x, q), lambda q, ct: (None, ct))
+    pure = refs.functionalize(lambda q, x: 2 * f(q, x))
+    jax.grad(lambda x: pure(X, x)[0])(2.0)
+
+
+@raises(
+    errors.RefStateError,
+    "write to ref `r` (created at FILE:N), which the primal function only reads: a custom "
+    "rule may not write it either",
+)
+def rule_that_writes_what_the_function_reads(r, i):
+    f = jax.custom_jvp(lambda x: r[0] * x)
+
+    @f.defjvp
+    def f_jvp(primals, tangents):
+        r[0] = 2
+        return f(*primals), tangents[0]
+
+    pure = refs.functionalize(f, closed_over=r)
+    jax.grad(lambda x: pure(X, x)[0])(2.0)
+
+
+@raises(
+    errors.RefEscapeError,
+    "a custom derivative rule closes over ref `r` (created at FILE:N), which is not in scope "
+    "where the rule is applied: pass the ref as an argument",
+)
+def rule_that_closes_over_a_ref_of_another_trace(r, i):
+    kept = []
+    refs.jit(kept.append)(r)
+    f = jax.custom_jvp(lambda q, x: q[0] * x)
+    f.defjvp(lambda primals, tangents: (f(*primals), kept[0][0] * tangents[1]))
+    pure = refs.functionalize(f)
+    jax.grad(lambda x: pure(X, x)[0])(2.0)
+
+
+# --- functionalize --------------------------------------------------------------------------------
+
+
+@raises(errors.RefTypeError, "closed_over holds a float: it is a pytree of refs")
+def closed_over_holds_no_ref(r, i):
+    refs.functionalize(lambda: None, closed_over=[r, 1.0])
+
+
+@raises(
+    errors.RefTypeError,
+    "functionalize: ref `r` (created at FILE:N) is passed to a pure function: pass its "
+    "value, `ref[...]`, in the state",
+)
+def ref_passed_to_a_pure_function(r, i):
+    refs.functionalize(lambda q: q[0])([r])
+
+
+@raises(
+    errors.RefEscapeError,
+    "functionalize: the function returns a ref, and a pure function has none to return: "
+    "return its value, `ref[...]`",
+)
+def pure_function_that_returns_a_ref(r, i):
+    refs.functionalize(lambda q: {"out": q})(X)
+
+
+@raises(
+    errors.RefStateError,
+    "functionalize: the function touches ref `i` (created at FILE:N), which is not in its "
+    "state: pass it with the state, or name it in `closed_over`",
+)
+def pure_function_that_touches_another_ref(r, i):
+    refs.functionalize(lambda: r.at[0].add(i[0]), closed_over=r)(X)
+
+
+@raises(
+    errors.RefValueError,
+    "functionalize: the state has the structure PyTreeDef((*,)), and closed_over PyTreeDef([*])",
+)
+def state_of_another_structure(r, i):
+    refs.functionalize(lambda: r[0], closed_over=[r])((X,))
+
+
+@raises(
+    errors.RefValueError,
+    "functionalize: the state has float32[2] for ref `r` (created at FILE:N), which is of "
+    "shape (3,) and dtype float32",
+)
+def state_of_another_type(r, i):
+    refs.functionalize(lambda: r[0], closed_over=r)(X[:2])

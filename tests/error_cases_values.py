@@ -1,0 +1,363 @@
+"""Errors about values and indices, and about what a ref is not. See `test_errors.py`."""
+
+import jax
+import numpy as np
+
+import refs
+from refs import errors
+from tests.error_case import X, raises
+
+# --- Values ---------------------------------------------------------------------------------------
+
+
+@raises(
+    errors.RefValueError,
+    "set of ref `r` (created at FILE:N): a value of shape (4,) can't be broadcast to the "
+    "indexed shape (3,)",
+)
+def wrong_shape(r, i):
+    r[...] = np.ones(4, np.float32)
+
+
+@raises(
+    errors.RefValueError,
+    "addupdate of ref `r` (created at FILE:N): a value of shape (3,) can't be broadcast to "
+    "the indexed shape (2,)",
+)
+def wrong_shape_traced(r, i):
+    refs.jit(r.at[1:].add)(np.ones(3, np.float32))
+
+
+@raises(
+    errors.RefValueError,
+    "swap of ref `r` (created at FILE:N): a value of shape (2, 3) can't be broadcast to the"
+    " indexed shape (3,)",
+)
+def wrong_rank(r, i):
+    refs.swap(r, ..., np.ones((2, 3), np.float32))
+
+
+@raises(
+    errors.RefValueError,
+    "set of ref `r` (created at FILE:N): a value of shape (4,) can't be broadcast to the "
+    "indexed shape (1,)",
+)
+def wrong_shape_of_a_view_of_a_view(r, i):
+    r.at[1:].at[1:].set(np.ones(4, np.float32))
+
+
+@raises(
+    errors.RefTypeError,
+    "set of ref `i` (created at FILE:N): a value of dtype float32 can't be held by a ref of"
+    " dtype int8: cast it yourself, `value.astype(int8)`, if the loss is meant",
+)
+def wrong_dtype(r, i):
+    i[0] = np.float32(1)
+
+
+@raises(
+    errors.RefTypeError,
+    "addupdate of ref `i` (created at FILE:N): a Python float can't be held by a ref of dtype "
+    "int8: give a number of its kind",
+)
+def wrong_python_number(r, i):
+    refs.addupdate(i, 0, 1.5)
+
+
+@raises(
+    errors.RefValueError,
+    "set of ref `i` (created at FILE:N): 300 is out of the range of int8, -128 to 127",
+)
+def number_out_of_range(r, i):
+    i[0] = 300
+
+
+@raises(
+    errors.RefTypeError,
+    "multiply of ref `r` (created at FILE:N): a value of dtype complex64 can't be held by a"
+    " ref of dtype float32: cast it yourself, `value.astype(float32)`, if the loss is meant",
+)
+def complex_into_real(r, i):
+    refs.jit(r.at[0].multiply)(1j)
+
+
+@raises(
+    errors.RefTypeError,
+    "set of ref `r` (created at FILE:N): a value of type str is not an array or a number",
+)
+def value_that_is_no_array(r, i):
+    r[0] = "text"
+
+
+@raises(
+    errors.RefTypeError,
+    "set of ref `r` (created at FILE:N): a Ref can't hold a Ref: write its value, `ref[...]"
+    " = other[...]`",
+)
+def ref_into_a_ref(r, i):
+    r[...] = r
+
+
+@raises(
+    errors.RefTypeError,
+    "apply of ref `i` (created at FILE:N): a value of dtype float32 can't be held by a ref "
+    "of dtype int8: cast it yourself, `value.astype(int8)`, if the loss is meant",
+)
+def function_of_another_dtype(r, i):
+    i.at[...].apply(lambda x: x / 2)
+
+
+# --- Indices --------------------------------------------------------------------------------------
+
+
+@raises(
+    errors.RefIndexError,
+    "get of ref `r` (created at FILE:N): index 3 is out of bounds for axis 0 of size 3",
+)
+def index_out_of_bounds(r, i):
+    r[3]
+
+
+@raises(
+    errors.RefIndexError,
+    "set of ref `r` (created at FILE:N): too many indices: 2 for an array of shape (3,)",
+)
+def too_many_indices(r, i):
+    r[0, 1] = 1
+
+
+@raises(
+    errors.RefIndexError,
+    "get of ref `r` (created at FILE:N): too many indices: 1 for an array of shape ()",
+)
+def too_many_indices_of_a_view(r, i):
+    r.at[0].at[0].get()
+
+
+@raises(
+    errors.RefIndexError,
+    "get of ref `r` (created at FILE:N): an index can only have a single ellipsis ('...')",
+)
+def two_ellipses(r, i):
+    r[..., ...]
+
+
+@raises(
+    errors.RefTypeError,
+    "get of ref `r` (created at FILE:N): an index can't be a Ref: index with its value, "
+    "`ref[i[...]]`",
+)
+def ref_as_index(r, i):
+    r[i]
+
+
+@raises(
+    errors.RefTypeError,
+    "get of ref `r` (created at FILE:N): an index can't be a Ref: index with its value, "
+    "`ref[i[...]]`",
+)
+def ref_as_index_traced(r, i):
+    refs.jit(lambda r, i: r[i[0], i])(r, i)
+
+
+@raises(
+    errors.RefTypeError,
+    "get of ref `r` (created at FILE:N): an index of type str; an index is made of "
+    "integers, slices, None, ..., integer arrays and concrete boolean masks",
+)
+def text_as_index(r, i):
+    r["a"]
+
+
+@raises(
+    errors.RefTypeError,
+    "get of ref `r` (created at FILE:N): an index array must hold integers or booleans, not"
+    " float64",
+)
+def floats_as_index(r, i):
+    r[np.ones(2)]
+
+
+@raises(
+    errors.RefTypeError,
+    "get of ref `r` (created at FILE:N): a boolean mask must be concrete, for the result's "
+    "shape depends on it, but this one is traced: use `jnp.where(mask, new, ref[...])`, or "
+    "integer indices",
+)
+def traced_mask(r, i):
+    refs.jit(lambda m: r[m])(X > 0)
+
+
+@raises(
+    errors.RefIndexError,
+    "get of ref `r` (created at FILE:N): an index can't be the scalar False",
+)
+def scalar_false(r, i):
+    r[np.False_]
+
+
+@raises(
+    errors.RefIndexError,
+    "set of ref `r` (created at FILE:N): an index can't be the scalar False",
+)
+def pythons_false(r, i):
+    r[False] = 1
+
+
+@raises(
+    errors.RefIndexError,
+    "get of ref `r` (created at FILE:N): boolean mask of shape (2,) does not match axis 0 "
+    "of size 3",
+)
+def mask_of_another_shape(r, i):
+    r[np.ones(2, bool)]
+
+
+@raises(
+    errors.RefTypeError,
+    "get of ref `r` (created at FILE:N): the size in jax.ds(start, size) must be a Python integer",
+)
+def dynamic_slice_of_traced_size(r, i):
+    refs.jit(lambda n: r[jax.ds(0, n)])(2)
+
+
+@raises(
+    errors.RefIndexError,
+    "get of ref `r` (created at FILE:N): jax.ds of size 4 on axis 0 of size 3",
+)
+def dynamic_slice_too_long(r, i):
+    r[jax.ds(0, 4)]
+
+
+@raises(
+    errors.RefTypeError,
+    "get of ref `r` (created at FILE:N): a slice with traced bounds has no static size: use"
+    " `jax.ds(start, size)`",
+)
+def slice_with_traced_bounds(r, i):
+    refs.jit(lambda n: r[:n])(2)
+
+
+@raises(
+    errors.RefIndexError,
+    "get of ref `local` (created at FILE:N): index arrays of shapes (2,), (3,) do not "
+    "broadcast together",
+)
+def index_arrays_that_do_not_broadcast(r, i):
+    square = refs.new_ref(np.zeros((3, 3)), name="local")
+    square[np.arange(2), np.arange(3)]
+
+
+# --- What a ref is not ----------------------------------------------------------------------------
+
+
+@raises(
+    errors.RefTypeError,
+    "new_ref of ref `r` (created at FILE:N): a ref can't hold a ref. Copy its value, "
+    "`refs.new_ref(other[...])`",
+)
+def ref_of_a_ref(r, i):
+    refs.new_ref(r)
+
+
+@raises(
+    errors.RefTypeError,
+    "new_ref of ref `r` (created at FILE:N): a ref can't hold a ref. Copy its value, "
+    "`refs.new_ref(other[...])`",
+)
+def ref_of_a_traced_ref(r, i):
+    refs.jit(refs.new_ref)(r)
+
+
+@raises(
+    errors.RefTypeError,
+    "new_ref of a list: a ref holds one array. Make a tree of refs with "
+    "`jax.tree.map(refs.new_ref, tree)`",
+)
+def ref_of_a_list_of_refs(r, i):
+    refs.new_ref([r, r])
+
+
+@raises(
+    errors.RefTypeError,
+    "new_ref of a dict: a ref holds one array. Make a tree of refs with "
+    "`jax.tree.map(refs.new_ref, tree)`",
+)
+def ref_of_a_tree(r, i):
+    refs.new_ref({"a": X})
+
+
+@raises(
+    errors.RefTypeError,
+    "empty_ref of ref `r` (created at FILE:N): a ref can't hold a ref. Give its array type,"
+    " `jax.ShapeDtypeStruct(other.shape, other.dtype)`",
+)
+def empty_ref_of_a_ref(r, i):
+    refs.empty_ref(r)
+
+
+@raises(
+    errors.RefTypeError,
+    "empty_ref of a tuple: it takes an array type, `jax.ShapeDtypeStruct(shape, dtype)` for "
+    "instance",
+)
+def empty_ref_of_a_shape(r, i):
+    refs.empty_ref((2, 3))
+
+
+@raises(
+    errors.RefTypeError,
+    "the truth value of ref `r` (created at FILE:N) is ambiguous: test `ref is not None`, "
+    "or its value, `ref[...]`",
+)
+def truth_value(r, i):
+    r or 1
+
+
+@raises(
+    errors.RefTypeError,
+    "the truth value of ref `r` (created at FILE:N) is ambiguous: test `ref is not None`, "
+    "or its value, `ref[...]`",
+)
+def truth_value_traced(r, i):
+    # Of a ref with more than one element JAX itself says that it is ambiguous.
+    refs.jit(lambda r: 1 if r else 0)(refs.new_ref(1.0, name="r"))
+
+
+@raises(
+    errors.RefTypeError,
+    "arithmetic on ref `r` (created at FILE:N): a ref is not an array. Use its value, "
+    "`ref[...] + x`, or update it in place, `ref[...] += x`",
+)
+def arithmetic(r, i):
+    r + 1
+
+
+@raises(
+    errors.RefTypeError,
+    "arithmetic on ref `r` (created at FILE:N): a ref is not an array. Use its value, "
+    "`ref[...] + x`, or update it in place, `ref[...] += x`",
+)
+def arithmetic_traced(r, i):
+    refs.jit(lambda r: -r)(r)
+
+
+@raises(
+    AttributeError,
+    "Ref has no attribute 'mean': if you mean the array's, read it, `ref[...].mean`",
+)
+def missing_attribute(r, i):
+    r.mean()
+
+
+@raises(
+    AttributeError,
+    "Ref has no attribute 'mean': if you mean the array's, read it, `ref[...].mean`",
+)
+def missing_attribute_traced(r, i):
+    refs.jit(lambda r: r.mean())(r)
+
+
+@raises(errors.RefTypeError, "get needs a Ref, not a ndarray: make one with `refs.new_ref`")
+def array_where_a_ref_is_meant(r, i):
+    refs.get(X)

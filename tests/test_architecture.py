@@ -1,0 +1,245 @@
+"""The house rules that a machine can hold: which way imports run, one private door, small files."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "refs"
+
+# A module may import modules of earlier rows only. `discharge.*` stands for the files of rules.
+LAYERS = [
+    ["errors", "_site", "_jax"],
+    ["_values", "_index_syntax"],
+    ["_indexing"],
+    ["_eager"],
+    ["_access"],
+    ["_view"],
+    ["_ref_type"],
+    ["_ref"],
+    ["_tracing", "_effects"],
+    ["discharge._registry", "discharge._transforms"],
+    ["discharge._interpreter"],
+    ["discharge._pure", "discharge.*"],
+    ["discharge"],
+    ["transforms._signature", "transforms._transaction"],
+    ["transforms._entry"],
+    ["transforms._stages"],
+    ["transforms", "transforms.*"],
+    ["extend"],
+    [""],  # refs/__init__.py
+]
+
+
+def modules():
+    """Every file of the package, by its module's name without `refs.`."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(p for p in parts if p != "__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def tracked_files():
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return [ROOT / name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]
+
+
+def text_files():
+    for path in tracked_files():
+        try:
+            yield path, path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:  # a picture
+            continue
+
+
+def python_files():
+    return sorted(
+        path
+        for folder in ("refs", "tests", "examples", "benchmarks", "docs")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+
+
+def parse(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def relative(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+# --- Imports run one way ---
+
+
+def rank(module):
+    for k, row in enumerate(LAYERS):
+        if module in row:
+            return k
+    family = module.rpartition(".")[0] + ".*"
+    public = not module.rpartition(".")[2].startswith("_")
+    for k, row in enumerate(LAYERS):
+        if public and family in row:
+            return k
+    return None
+
+
+def imports(tree):
+    """The package's modules that a module imports, imports for type checkers apart."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        yield from imports(node)
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"a relative import, line {node.lineno}: write `from refs…`"
+            names = [
+                f"{node.module}.{alias.name}"
+                if f"{node.module}.{alias.name}".removeprefix("refs.") in MODULES
+                else node.module
+                for alias in node.names
+            ]
+        else:
+            continue
+        for name in names:
+            if name == "refs" or name.startswith("refs."):
+                yield name.removeprefix("refs").removeprefix(".")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_has_a_layer(module):
+    assert rank(module) is not None, f"say in LAYERS what refs.{module} may import"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_run_one_way(module):
+    wrong = [m for m in imports(parse(MODULES[module])) if rank(m) >= rank(module)]
+    assert not wrong, f"refs.{module} may not import {wrong}: they stand beside or above it"
+
+
+@pytest.mark.parametrize("row", LAYERS, ids=str)
+def test_layers_name_modules_that_exist(row):
+    for name in row:
+        assert name in MODULES or name.endswith(".*")
+
+
+def test_the_checker_sees_imports():
+    tree = ast.parse(
+        "from refs import _jax, new_ref\n"
+        "from refs._ref import Ref\n"
+        "import refs.extend\n"
+        "import jax\n"
+        "if TYPE_CHECKING:\n    from refs import errors\n"
+        "def f():\n    from refs.discharge import state\n"
+    )
+    assert sorted(imports(tree)) == ["", "_jax", "_ref", "discharge.state", "extend"]
+
+
+# --- One private door ---
+
+PRIVATE = "jax" + "._src"
+DOOR = "refs/_jax.py"
+
+
+def private_uses(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            named = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            named = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            named = [ast.unparse(node)]
+        else:
+            continue
+        yield from (name for name in named if f"{name}.".startswith(f"{PRIVATE}."))
+
+
+@pytest.mark.parametrize("path", python_files(), ids=relative)
+def test_the_only_door_to_private_names(path):
+    uses = list(private_uses(parse(path)))
+    if relative(path) == DOOR:
+        assert uses
+    else:
+        assert not uses, f"{uses}: import it through {DOOR}"
+    if PACKAGE in path.parents and relative(path) != DOOR:
+        assert PRIVATE not in path.read_text(), f"private names are spelled in {DOOR} only"
+
+
+# --- Files ---
+
+
+@pytest.mark.parametrize("path", python_files(), ids=relative)
+def test_files_are_small(path):
+    n_lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert n_lines <= 400, f"{relative(path)} is long: look for the seam"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES.values() if p.name == "__init__.py"], ids=relative
+)
+def test_init_files_have_no_logic(path):
+    for node in parse(path).body:
+        docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        version = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in (
+            "__version__",
+            "__all__",
+        )
+        assert docstring or version or isinstance(node, ast.ImportFrom), ast.unparse(node)
+        if isinstance(node, ast.ImportFrom):
+            # `from … import x as x` says that x is there to be imported.
+            assert all(alias.asname for alias in node.names), ast.unparse(node)
+
+
+@pytest.mark.parametrize("module", [m for m, path in MODULES.items() if path.stat().st_size])
+def test_modules_say_what_they_are_about(module):
+    assert ast.get_docstring(parse(MODULES[module]))
+
+
+def test_no_file_is_called_utils():
+    assert not [p for p in python_files() if p.stem.strip("_") in ("utils", "util")]
+
+
+# --- Code ---
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_errors_are_ours(module):
+    """`NotImplementedError` tells nobody what to do: `MissingRuleError` does."""
+    for node in ast.walk(parse(MODULES[module])):
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            assert "NotImplementedError" not in ast.unparse(node.exc), f"line {node.lineno}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_zip_says_whether_it_is_strict(module):
+    for node in ast.walk(parse(MODULES[module])):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "zip":
+            assert "strict" in {k.arg for k in node.keywords}, f"line {node.lineno}"
+
+
+def test_nothing_is_left_to_do():
+    marks = re.compile(r"\b(TO(?:DO)|FIX(?:ME)|XX(?:X))\b")
+    found = [
+        f"{relative(p)}: {m.group()}" for p, text in text_files() for m in marks.finditer(text)
+    ]
+    assert not found
+
+
+def test_no_path_of_one_machine():
+    places = re.compile(r"(?<![\w.$}])/(?:home|root|tmp)/")
+    found = [
+        f"{relative(p)}: {m.group()}" for p, text in text_files() for m in places.finditer(text)
+    ]
+    assert not found
