@@ -1,0 +1,25 @@
+"""Hypothesis profiles: how many random programs, and which.
+
+`dev` tries a few new ones each time, `ci` the same ones every time, `nightly` very many. CI sets
+the variable CI; otherwise `HYPOTHESIS_PROFILE` chooses:
+
+    HYPOTHESIS_PROFILE=nightly python -m pytest tests/laws --hypothesis-seed=0
+"""
+
+import os
+
+from hypothesis import HealthCheck, Phase, settings
+
+# A program takes as long as its compilation, which says nothing about the test.
+COMMON = {
+    "deadline": None,
+    "print_blob": True,
+    "phases": set(Phase) - {Phase.explain},  # which lines ran doesn't explain a failed program
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
+settings.register_profile("dev", max_examples=50, **COMMON)
+settings.register_profile("ci", max_examples=200, derandomize=True, **COMMON)
+settings.register_profile("nightly", max_examples=5000, **COMMON)
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if "CI" in os.environ else "dev")
+)
