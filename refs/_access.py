@@ -103,10 +103,7 @@ def set(ref: Any, idx: Any, value: Any) -> None:
     >>> r
     Ref([7., 0., 7.], dtype=float32)
     """
-    aval = check_ref(ref, "set")
-    with blamed("set", ref):
-        index = Index.parse(... if idx is None else idx, aval.shape)
-        value = fit(value, index.result_shape, aval.dtype)
+    index, value = _located(ref, idx, value, "set")
     if _jax.at_top_level():
         _eager.write(ref, index, value)
     else:
@@ -122,10 +119,7 @@ def swap(ref: Any, idx: Any, value: Any) -> jax.Array:
     >>> refs.swap(r, 0, 9)
     Array(0, dtype=int32)
     """
-    aval = check_ref(ref, "swap")
-    with blamed("swap", ref):
-        index = Index.parse(... if idx is None else idx, aval.shape)
-        value = fit(value, index.result_shape, aval.dtype)
+    index, value = _located(ref, idx, value, "swap")
     if _jax.at_top_level():
         old = _eager.read(ref, index)
         _eager.write(ref, index, value)
@@ -146,14 +140,19 @@ def addupdate(ref: Any, idx: Any, x: Any) -> None:
     >>> r
     Ref([2., 0., 1.], dtype=float32)
     """
-    aval = check_ref(ref, "addupdate")
-    with blamed("addupdate", ref):
-        index = Index.parse(... if idx is None else idx, aval.shape)
-        x = fit(x, index.result_shape, aval.dtype)
+    index, x = _located(ref, idx, x, "addupdate")
     if _jax.at_top_level():
         _eager.add(ref, index, x)
     else:
         _bind_write(_jax.addupdate_p, ref, index, x)
+
+
+def _located(ref: Any, idx: Any, value: Any, doing: str) -> tuple[Index, Any]:
+    """Where a write goes, and the value as it goes there."""
+    aval = check_ref(ref, doing)
+    with blamed(doing, ref):
+        index = Index.parse(... if idx is None else idx, aval.shape)
+        return index, fit(value, index.result_shape, aval.dtype)
 
 
 def update(ref: Any, idx: Any, method: str, operand: Any) -> None:

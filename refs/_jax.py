@@ -15,18 +15,25 @@ from typing import Any, NamedTuple
 
 import jax
 from jax._src import ad_util, config, core, source_info_util
+from jax._src import compute_on as _compute_on
 from jax._src import custom_derivatives as _custom_derivatives
+from jax._src import xla_metadata as _xla_metadata
+from jax._src.ad_checkpoint import remat_p as remat_p
 from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.indexing import Slice as Slice
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
+from jax._src.lax import lax as _lax
+from jax._src.lax.control_flow.conditionals import cond_p as cond_p
+from jax._src.lax.control_flow.loops import scan_p as scan_p
+from jax._src.lax.control_flow.loops import while_p as while_p
+from jax._src.pjit import jit_p as jit_p
+from jax._src.shard_map import shard_map_p as shard_map_p
 from jax._src.state import primitives as _state
 from jax._src.state.discharge import run_state_p as run_state_p
 from jax._src.state.indexing import NDIndexer as NDIndexer
 from jax._src.state.types import AbstractRef as AbstractRef
-from jax._src.state.types import BitcastTransform as BitcastTransform
 from jax._src.state.types import ReshapeTransform as ReshapeTransform
-from jax._src.state.types import TransformedRef as TransformedRef
 from jax._src.state.types import TransposeTransform as TransposeTransform
 
 # ---------------------------------------------------------------------------------------------
@@ -40,36 +47,19 @@ empty_ref_p = core.empty_ref_p
 freeze_p = core.freeze_p
 free_ref_p = core.free_ref_p
 accum_grad_in_ref_p = core.accum_grad_in_ref_p
-
-
-def _primitive(module: str, name: str) -> core.Primitive:
-    return getattr(__import__(f"jax._src.{module}", fromlist=[name]), name)
-
-
-jit_p = _primitive("pjit", "jit_p")
-checkpoint_p = _primitive("ad_checkpoint", "remat_p")
-cond_p = _primitive("lax.control_flow.conditionals", "cond_p")
-while_p = _primitive("lax.control_flow.loops", "while_p")
-scan_p = _primitive("lax.control_flow.loops", "scan_p")
 custom_jvp_call_p = _custom_derivatives.custom_jvp_call_p
 custom_vjp_call_p = _custom_derivatives.custom_vjp_call_p
-shard_map_p = _primitive("shard_map", "shard_map_p")
-# Calls whose one jaxpr is run as it stands. On the newest JAX some names are one primitive.
-inlined_call_primitives: tuple[core.Primitive, ...] = tuple(
-    {
-        id(p): p
-        for p in (core.call_p, core.closed_call_p, getattr(core, "eval_jaxpr_p", core.call_p))
-    }.values()
-)
-# Calls that carry one jaxpr and some metadata; not every version has them all.
-metadata_call_primitives: tuple[core.Primitive, ...] = tuple(
-    _primitive(module, name)
+# Calls whose one jaxpr is run as it stands. On the newest JAX these are one primitive.
+inlined_call_primitives = (core.call_p, core.closed_call_p)
+# Calls that carry one jaxpr and some metadata; the oldest JAX doesn't have them all.
+metadata_call_primitives = tuple(
+    getattr(module, name)
     for module, name in (
-        ("lax.lax", "composite_p"),
-        ("compute_on", "compute_on_p"),
-        ("xla_metadata", "xla_metadata_call_p"),
+        (_lax, "composite_p"),
+        (_compute_on, "compute_on_p"),
+        (_xla_metadata, "xla_metadata_call_p"),
     )
-    if hasattr(__import__(f"jax._src.{module}", fromlist=[name]), name)
+    if hasattr(module, name)
 )
 
 
@@ -79,20 +69,14 @@ metadata_call_primitives: tuple[core.Primitive, ...] = tuple(
 Jaxpr = core.Jaxpr
 # The newest JAX has one class for a jaxpr with and without its constants.
 ClosedJaxpr = getattr(core, "ClosedJaxpr", core.Jaxpr)
-JaxprEqn = core.JaxprEqn
 Literal = core.Literal
-Primitive = core.Primitive
-ShapedArray = core.ShapedArray
 Tracer = core.Tracer
-Var = core.Var
 NativeRef = core.Ref
-UnexpectedTracerError = jax.errors.UnexpectedTracerError
 aval_method = core.aval_method
 aval_property = core.aval_property
 typeof = core.typeof
 shaped_abstractify = core.shaped_abstractify
 new_ref = core.new_ref
-empty_ref = core.empty_ref
 freeze = core.freeze
 free_ref = core.free_ref
 

@@ -17,13 +17,8 @@ values of the cells that the jaxpr writes go in as state, and their new values c
     @extend.register(my_call_p)  # runs its jaxpr once
     def discharge_my_call(ctx, eqn, args):
         scope = ctx.scope((eqn.params["jaxpr"], args))
-
-        def run(arrays, state, constants):
-            return scope.run(eqn.params["jaxpr"], extend.merge(args, arrays), state, constants)
-
-        out, state = my_call(run)(extend.split(args), scope.state, scope.constants)
-        scope.update(state)
-        return out
+        run = scope.function(eqn.params["jaxpr"], args)  # of arrays, state and constants
+        return scope.call(my_call(run), args)
 """
 
 from refs.discharge._interpreter import Cell as Cell

@@ -21,7 +21,6 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.strategies_choices import BYTES
 from tests.strategies_indices import EVERYTHING, TracedInt
 from tests.strategies_syntax import (
     Add,
@@ -50,10 +49,10 @@ from tests.strategies_syntax import (
 from tests.strategies_values import BOOL, INT, Drawing, Features, Handle, Scope
 
 
-@st.composite
-def programs(draw, **features):
-    """A program. The arguments are those of `Features`: a law that allows less says so."""
-    return Builder(draw(BYTES), Features(**features)).program()
+def programs(**features):
+    """Programs. The arguments are those of `Features`: a law that allows less says so."""
+    wanted = Features(**features)
+    return st.integers(0, 2**64 - 1).map(lambda seed: Builder(seed, wanted).program())
 
 
 class Builder(Drawing):
@@ -62,8 +61,8 @@ class Builder(Drawing):
     # --- The whole ---
 
     def program(self):
-        cells = [Name(self.type(), self.fresh("g")) for _ in self.several(1, 3)]
-        inputs = [Name(self.type(), self.fresh("x")) for _ in self.several(0, 2)]
+        cells = [Name(self.type(), self.fresh("g")) for _ in range(self.between(1, 3))]
+        inputs = [Name(self.type(), self.fresh("x")) for _ in range(self.upto(2))]
         make_refs = [MakeRef(cell.name, self.literal(cell.type)) for cell in cells]
         make_inputs = [Let(x.name, self.literal(x.type)) for x in inputs]
         scope, args, params = Scope(), [], []
@@ -83,10 +82,8 @@ class Builder(Drawing):
             params.append(x.name)
             scope.values.append(x)
         self.counts["cell"] = len(cells)
-        body = self.statements(scope, self.several(1, 7))
-        # What isn't returned isn't seen.
-        result = tuple(x for x in scope.values if self.maybe())
-        result += tuple(self.expr(scope, self.some_type(scope)) for _ in self.several(0, 1))
+        body = self.statements(scope, self.between(1, 7))
+        result = self.results(scope, len(inputs))
         while self.features.returned_refs and self.maybe(one_in=3):
             result = (*result, self.returned(scope).name) if self.returned(scope) else result
         block = Block("program", tuple(params), tuple(body), result)
@@ -100,9 +97,9 @@ class Builder(Drawing):
 
     # --- Statements ---
 
-    def statements(self, scope, times):
+    def statements(self, scope, count):
         result = []
-        for _ in times:
+        for _ in range(count):
             if self.size > 0:
                 self.size -= 1
                 result += self.statement(scope)
@@ -193,35 +190,39 @@ class Builder(Drawing):
     def end_ref(self, scope):
         handle = self.choose([h for h in scope.handles if h.home == scope.block])
         scope.handles = [h for h in scope.handles if h.cell != handle.cell]
-        if self.maybe(one_in=4):
+        if self.maybe(one_in=2):
             return [Free(handle.name)]
         return [Freeze(self.bind(scope, handle.name.type), handle.name)]
 
     # --- Control flow ---
 
     def cond(self, scope):
-        types = self.result_types(scope)
         pred = self.expr(scope, BOOL)
         args, params, inner = self.operands(scope)
-        branches = [self.block(inner(), params, types) for _ in range(2)]
-        return [Cond(self.binds(scope, types), pred, tuple(branches), args)]
+        branches, types = self.branches(inner, params, 2)
+        return [Cond(self.binds(scope, types), pred, branches, args)]
 
     def switch(self, scope):
-        types = self.result_types(scope)
-        count = 2 + self.upto(1)
+        count = self.between(2, 3)
         index = Call(INT, "jnp.abs", (TracedInt(self.expr(scope, INT), count),))
         args, params, inner = self.operands(scope)
-        branches = [self.block(inner(), params, types) for _ in range(count)]
-        return [Switch(self.binds(scope, types), index, tuple(branches), args)]
+        branches, types = self.branches(inner, params, count)
+        return [Switch(self.binds(scope, types), index, branches, args)]
+
+    def branches(self, inner, params, count):
+        """Blocks whose results have the types of the first one's."""
+        blocks = [self.block(inner(), params)]
+        types = [x.type for x in blocks[0].result]
+        blocks += [self.block(inner(), params, types) for _ in range(count - 1)]
+        return tuple(blocks), types
 
     def wrapped(self, scope):
         wrapper = self.choose(self.features.wrappers)
         ours = wrapper.startswith("refs.")
-        types = self.result_types(scope)
         args, params, inner = self.operands(scope, ours)
         inside = inner()
-        block = self.block(inside, params, types)
-        names = self.binds(scope, types)
+        block = self.block(inside, params)
+        names = self.binds(scope, [x.type for x in block.result])
         if ours and self.maybe(one_in=4) and (returned := self.returned(inside)):
             name = replace(returned.name, name=self.fresh("r"))
             home = scope.block if returned.home == inside.block else None
@@ -236,8 +237,8 @@ class Builder(Drawing):
         return self.choose(handles) if handles else None
 
     def scan(self, scope):
-        carry, rows = self.result_types(scope), self.result_types(scope)
-        length = 1 + self.upto(2)
+        carry = self.result_types(scope)
+        length = self.between(1, 3)
         inner = self.inside(scope)
         xs, params = [], []
         if self.features.scan_over_refs and self.maybe():
@@ -255,8 +256,13 @@ class Builder(Drawing):
             params.append(self.bind(inner, type))
         init = tuple(self.expr(scope, type) for type in carry)
         params = (self.binds(inner, carry), tuple(params) if xs else "_")
-        block = self.loop(inner, params, carry, rows)
-        stacked = tuple(Type(row.dtype, (length, *row.shape)) for row in rows)
+        known = len(inner.values)
+        body = self.statements(inner, self.between(1, 3))
+        rows = self.results(inner, known)
+        block = Block(
+            self.fresh("f"), params, tuple(body), (self.carried(inner, params[0], carry), rows)
+        )
+        stacked = [Type(row.type.dtype, (length, *row.type.shape)) for row in rows]
         names = (self.binds(scope, carry), self.binds(scope, stacked))
         unroll = self.choose((1, 1, 2))
         return [Scan(names, block, init, tuple(xs), length, self.maybe(), unroll)]
@@ -264,13 +270,15 @@ class Builder(Drawing):
     def fori(self, scope):
         carry = self.result_types(scope)
         init = tuple(self.expr(scope, type) for type in carry)
-        lower: Any = self.upto(2) - 1
+        lower: Any = self.between(-1, 1)
         upper: Any = lower + self.upto(3)
         if self.maybe():
             upper = Call(INT, "jnp.abs", (TracedInt(self.expr(scope, INT), 4),))
         inner = self.inside(scope)
         params = (self.bind(inner, INT), self.binds(inner, carry))
-        block = self.loop(inner, params, carry)
+        body = self.statements(inner, self.between(1, 3))
+        result = self.carried(inner, params[1], carry)
+        block = Block(self.fresh("f"), params, tuple(body), result)
         return [Fori(self.binds(scope, carry), lower, upper, block, init)]
 
     def while_loop(self, scope):
@@ -297,13 +305,13 @@ class Builder(Drawing):
                 inner.values.append(counted)
             if part == "pred":
                 inner.depth = self.features.max_depth
-                body = self.statements(inner, self.several(0, 1))
+                body = self.statements(inner, self.upto(1))
                 body += [count] if where == "pred" else []
                 result = Call(BOOL, "<=" if where == "pred" else "<", (counted, limit))
                 if self.maybe(one_in=3):
                     result = Call(BOOL, "&", (result, self.expr(inner, BOOL)))
             else:
-                body = self.statements(inner, self.several(1, 3))
+                body = self.statements(inner, self.between(1, 3))
                 result = self.carried(inner, names, types)
                 body += [count] if where == "ref" else []
                 if where == "carry":
@@ -316,18 +324,22 @@ class Builder(Drawing):
             scope.handles = [handle if h.cell == handle.cell else h for h in scope.handles]
         return [*before, While(names, *blocks, init)]
 
-    def block(self, scope, params, types):
-        body = self.statements(scope, self.several(1, 3))
-        result = tuple(self.expr(scope, type) for type in types)
+    def block(self, scope, params, types=None):
+        """A function that returns results of these types, or whatever is there to return."""
+        known = len(scope.values)
+        body = self.statements(scope, self.between(1, 3))
+        if types is None:
+            result = self.results(scope, known)
+        else:
+            result = tuple(self.expr(scope, type) for type in types)
         return Block(self.fresh("f"), params, tuple(body), result)
 
-    def loop(self, scope, params, carry, rows=None):
-        """The body of a `fori_loop`, or of a `scan` that makes rows."""
-        body = self.statements(scope, self.several(1, 3))
-        result = self.carried(scope, params[0 if rows is not None else 1], carry)
-        if rows is not None:
-            result = (result, tuple(self.expr(scope, type) for type in rows))
-        return Block(self.fresh("f"), params, tuple(body), result)
+    def results(self, scope, known):
+        """Results, preferably the values that weren't known before: what isn't returned, nobody
+        sees."""
+        new = [x for x in scope.values[known:] if self.maybe()]
+        more = [self.expr(scope, self.some_type(scope)) for _ in range(self.upto(1))]
+        return (*new, *more)
 
     def carried(self, scope, names, types):
         """What a step makes of its carry."""
@@ -347,7 +359,7 @@ class Builder(Drawing):
         Native JAX refuses a ref that is passed twice, or passed and closed over.
         """
         args, params, values, handles = [], [], [], []
-        for _ in self.several(0, 2):
+        for _ in range(self.upto(2)):
             free = [h for h in scope.handles if ours or not h.name.view]
             if not ours:
                 free = [h for h in free if h.cell not in [taken.cell for taken in handles]]

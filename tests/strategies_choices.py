@@ -1,46 +1,31 @@
-"""Where a random program's decisions come from: one string of random bytes.
+"""Where a random program's decisions come from: a seed, and Python's `random`.
 
 Drawing each decision from Hypothesis would be the usual way. But most of what Hypothesis then
 generates are variations of one program, in which parts are copies of others, and running a program
-is too slow for that. From bytes, each program is a new one. A failure shrinks all the same: it
-deletes bytes and lowers them.
+is too slow for that. It couldn't shrink well either: it doesn't know what a program is, and
+`tests/laws/shrinking.py` does.
 """
 
-from hypothesis import strategies as st
-
-SIZES = range(1500, 1515)  # more than most programs take
-# Nearly always enough of them; but any number, so that a failure can do with few.
-BYTES = st.one_of(
-    st.binary(max_size=max(SIZES)), *[st.binary(min_size=n, max_size=n) for n in SIZES]
-)
+from random import Random
 
 
 class Choices:
-    """Decisions. The first option is the simplest one, and what is chosen when no byte is left."""
+    """Decisions of a random program."""
 
-    def __init__(self, data: bytes):
-        self.data = iter(data)
+    def __init__(self, seed: int):
+        self.random = Random(seed)
 
     def upto(self, n):
-        return next(self.data, 0) % (n + 1)
+        return self.random.randint(0, n)
 
     def between(self, low, high):
-        return low + self.upto(high - low)
+        return self.random.randint(low, high)
 
     def choose(self, options):
-        return options[self.upto(len(options) - 1)]
+        return self.random.choice(options)
 
     def maybe(self, one_in=2):
-        return self.upto(one_in - 1) == one_in - 1
-
-    def several(self, least, most):
-        """Counts to a number between these, deciding each time: so that a failure can leave out
-        the bytes of a part without touching those of the others."""
-        for i in range(most):
-            if i >= least and self.upto(4) == 0:
-                break
-            yield i
+        return self.random.randrange(one_in) == 0
 
     def shuffled(self, options):
-        options = list(options)
-        return [options.pop(self.upto(len(options) - 1)) for _ in range(len(options))]
+        return self.random.sample(options, len(options))

@@ -197,7 +197,7 @@ def draw_arrays(choices, shape, axes, items, unique):
     """Put an integer array on one of the axes, or on two of them."""
     axis = choices.choose(axes)
     size = shape[axis]
-    count = choices.between(1, size if unique else 3)
+    count = choices.between(1, size) if unique else choices.between(1, 3)
     values = choices.shuffled(range(size))[:count] if unique else []
     while len(values) < count:
         values.append(choices.upto(size - 1))

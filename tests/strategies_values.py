@@ -59,8 +59,8 @@ class Scope:
 class Drawing(Choices):
     """Draws what statements are made of."""
 
-    def __init__(self, data, features):
-        super().__init__(data)
+    def __init__(self, seed, features):
+        super().__init__(seed)
         self.features = features
         self.size = features.max_size
         self.counts = {}

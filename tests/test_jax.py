@@ -9,6 +9,7 @@ import importlib
 from pathlib import Path
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -35,8 +36,6 @@ def private_names():
             # The newest JAX has no ClosedJaxpr, and the door looks first.
             case ast.Attribute(ast.Name(alias), name) if name != "ClosedJaxpr":
                 names |= {(modules[alias], name)} if alias in modules else set()
-            case ast.Call(ast.Name("_primitive"), [ast.Constant(place), ast.Constant(name)]):
-                names.add((f"jax._src.{place}", name))
     return sorted(names)
 
 
@@ -99,7 +98,7 @@ PRIMITIVES = {
     "freeze_p": lambda x: jax.ref.freeze(jax.new_ref(x)),
     "free_ref_p": lambda x: jax.ref.free_ref(jax.new_ref(x)),
     "jit_p": jax.jit(jnp.sin),
-    "checkpoint_p": jax.checkpoint(jnp.sin),
+    "remat_p": jax.checkpoint(jnp.sin),
     "cond_p": lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x),
     "while_p": lambda x: lax.while_loop(lambda x: x[0] < 2, lambda x: x + 1, x),
     "scan_p": lambda x: lax.scan(lambda c, x: (c + x, c), 0.0, x),
@@ -116,13 +115,13 @@ def test_the_primitive_is_what_the_public_function_binds(name):
 
 
 def test_every_primitive_of_the_door_is_tested():
-    here = {n for n, v in vars(_jax).items() if isinstance(v, _jax.Primitive)}
+    here = {n for n, v in vars(_jax).items() if isinstance(v, jax.extend.core.Primitive)}
     # Binding this one takes a transposition under way; that it is there is tested above.
     assert here - PRIMITIVES.keys() <= {"accum_grad_in_ref_p"}
 
 
 def test_call_primitives():
-    assert all(isinstance(p, _jax.Primitive) for p in _jax.inlined_call_primitives)
+    assert all(isinstance(p, jax.extend.core.Primitive) for p in _jax.inlined_call_primitives)
     composite = the_equation(
         _jax.metadata_call_primitives[0], lax.composite(jnp.sin, "tests.sin"), X
     )
@@ -156,8 +155,6 @@ def test_other_transforms_decode():
     transpose, _ = transforms_of(lambda r: r.transpose((1, 0))[0])
     assert isinstance(transpose, _jax.TransposeTransform)
     assert transpose.permutation == (1, 0)
-    bitcast, _ = transforms_of(lambda r: r.bitcast(jnp.int32)[0])
-    assert isinstance(bitcast, _jax.BitcastTransform)
 
 
 # --- Types, tracers, traces ---
@@ -223,7 +220,7 @@ def test_strong_and_abstractify():
 # --- Jaxprs and equations ---
 
 
-ONE_JAXPR = ["jit_p", "checkpoint_p", "scan_p", "shard_map_p", "run_state_p"]
+ONE_JAXPR = ["jit_p", "remat_p", "scan_p", "shard_map_p", "run_state_p"]
 ONE_JAXPR += ["custom_jvp_call_p", "custom_vjp_call_p"]
 
 
@@ -251,7 +248,7 @@ def test_replace_jaxpr():
     assert params["out_memory_spaces"] == (jax.memory.Space.Device,) * 2
 
 
-@pytest.mark.parametrize("name", ["jit_p", "checkpoint_p", "cond_p", "while_p", "scan_p"])
+@pytest.mark.parametrize("name", ["jit_p", "remat_p", "cond_p", "while_p", "scan_p"])
 def test_equations_are_bound_as_they_are(name):
     [*_, eqn] = equations(PRIMITIVES[name], X)
     args = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in eqn.invars]

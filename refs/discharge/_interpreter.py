@@ -270,6 +270,20 @@ class Scope:
         """A body, in which the cells hold these values."""
         return Inside(self._ctx, self, state, constants)
 
+    def function(self, closed: Any, args: Sequence[Any]) -> Callable[..., Any]:
+        """One of the jaxprs as `f(arrays, state, constants) -> (outputs, new state)`."""
+
+        def called(arrays: list[Any], state: list[Any], constants: list[Any]) -> Any:
+            return self.run(closed, merge(args, arrays), state, constants)
+
+        return called
+
+    def call(self, called: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
+        """Applies what was made of such a function to the operands and cells as they are now."""
+        out, state = called(split(args), self.state, self.constants)
+        self.update(state)
+        return out
+
     def run(
         self, closed: Any, args: Sequence[Any], state: Sequence[Any], constants: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs.discharge._interpreter import Cell, Context, Scope, merge, split
+from refs.discharge._interpreter import Cell, Context, Scope, split
 from refs.discharge._registry import register
 
 
@@ -24,7 +24,7 @@ def discharge_jit(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     scope = ctx.scope((params.jaxpr, args))
 
     def make() -> Callable[..., Any]:
-        called = _as_function(scope, params.jaxpr, args)
+        called = scope.function(params.jaxpr, args)
         called.__name__ = called.__qualname__ = params.name
         return jax.jit(called, **_jit_options(params, args, scope))
 
@@ -32,10 +32,10 @@ def discharge_jit(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     # that holds refs as constants is not: they are cells of this very context.
     key = (id(params.jaxpr.jaxpr), _alias_pattern(args), len(scope.written), len(scope.read))
     called = ctx.memoised(key, params.jaxpr, make) if scope.portable else make()
-    return _call(scope, called, args)
+    return scope.call(called, args)
 
 
-@register(_jax.checkpoint_p)
+@register(_jax.remat_p)
 def discharge_checkpoint(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     [closed] = _jax.jaxprs_in(eqn.params)
     scope = ctx.scope((closed, args))
@@ -44,11 +44,11 @@ def discharge_checkpoint(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
         flags = [f for f, a in zip(prevent_cse, args, strict=True) if not isinstance(a, Cell)]
         prevent_cse = (flags, True, True)
     called = jax.checkpoint(
-        _as_function(scope, closed, args),
+        scope.function(closed, args),
         prevent_cse=prevent_cse,
         policy=eqn.params["policy"],
     )
-    return _call(scope, called, args)
+    return scope.call(called, args)
 
 
 @register(*_jax.metadata_call_primitives)
@@ -56,25 +56,12 @@ def discharge_metadata_call(ctx: Context, eqn: Any, args: Sequence[Any]) -> list
     [closed] = _jax.jaxprs_in(eqn.params)
     scope = ctx.scope((closed, args))
     operands = (split(args), scope.state, scope.constants)
-    pure = jax.make_jaxpr(_as_function(scope, closed, args))(*operands)
+    pure = jax.make_jaxpr(scope.function(closed, args))(*operands)
     params = _jax.replace_jaxpr(eqn.params, pure, len(scope.written))
     leaves = jax.tree.leaves(operands)
     out = _jax.bind(eqn.primitive, leaves, params)
     scope.update(out[len(out) - len(scope.written) :])
     return out[: len(out) - len(scope.written)]
-
-
-def _as_function(scope: Scope, closed: Any, args: Sequence[Any]) -> Callable[..., Any]:
-    def called(arrays: list[Any], state: list[Any], constants: list[Any]) -> Any:
-        return scope.run(closed, merge(args, arrays), state, constants)
-
-    return called
-
-
-def _call(scope: Scope, called: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
-    out, state = called(split(args), scope.state, scope.constants)
-    scope.update(state)
-    return out
 
 
 def _alias_pattern(args: Sequence[Any]) -> tuple[int | None, ...]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
-from refs.discharge._interpreter import Cell, Context, merge, split
+from refs.discharge._interpreter import Cell, Context, merge
 from refs.discharge._registry import register
 
 
@@ -27,9 +27,7 @@ def discharge_custom_jvp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
     scope = ctx.scope((closed, args))
     arguments = args[rule.num_consts :]
 
-    @jax.custom_jvp
-    def call(arrays: list[Any], state: list[Any], constants: list[Any]) -> Any:
-        return scope.run(closed, merge(args, arrays), state, constants)
+    call = jax.custom_jvp(scope.function(closed, args))
 
     def call_jvp(primals: Any, tangents: Any) -> Any:
         arrays, state, constants = primals
@@ -67,9 +65,7 @@ def discharge_custom_jvp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
         return (primals_out, inside.state), (tangents_out, new_tangents)
 
     call.defjvp(call_jvp, symbolic_zeros=rule.symbolic_zeros)
-    out, state = call(split(args), scope.state, scope.constants)
-    scope.update(state)
-    return out
+    return scope.call(call, args)
 
 
 def _zero_tangent(primal: Any) -> Any:

@@ -26,9 +26,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
     scope = ctx.scope((closed, args))
     arguments = args[rule.num_consts :]
 
-    @jax.custom_vjp
-    def call(arrays: list[Any], state: list[Any], constants: list[Any]) -> Any:
-        return scope.run(closed, merge(args, arrays), state, constants)
+    call = jax.custom_vjp(scope.function(closed, args))
 
     def fwd(arrays: list[Any], state: list[Any], constants: list[Any]) -> Any:
         nonzeros = [True] * len(arguments)
@@ -69,9 +67,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
         )
 
     call.defvjp(fwd, bwd, symbolic_zeros=rule.symbolic_zeros)
-    out, state = call(split(args), scope.state, scope.constants)
-    scope.update(state)
-    return out
+    return scope.call(call, args)
 
 
 def _values(primals: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs.discharge._interpreter import Cell, Context, merge, split
+from refs.discharge._interpreter import Cell, Context
 from refs.discharge._registry import register
 from refs.errors import RefValueError
 
@@ -32,16 +32,12 @@ def discharge_shard_map(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any
     state_specs = [spec_of.get(id(c), whole) for c in scope.written]
     constant_specs = [spec_of.get(id(c), whole) for c in scope.read]
 
-    def mapped(arrays: list[Any], state: list[Any], constants: list[Any]) -> Any:
-        return scope.run(closed, merge(args, arrays), state, constants)
-
-    out, state = jax.shard_map(
-        mapped,
+    mapped = jax.shard_map(
+        scope.function(closed, args),
         mesh=eqn.params["mesh"],
         in_specs=(array_specs, state_specs, constant_specs),
         out_specs=(list(eqn.params["out_specs"]), state_specs),
         axis_names=eqn.params["newly_manual_axes"],
         check_vma=eqn.params["check_vma"],
-    )(split(args), scope.state, scope.constants)
-    scope.update(state)
-    return out
+    )
+    return scope.call(mapped, args)
