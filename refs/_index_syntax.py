@@ -26,7 +26,9 @@ class Span(NamedTuple):
 
 
 class NewAxis(NamedTuple):
-    """`None` in an index expression."""
+    """`None` in an index expression; or an ellipsis for no axes, which still separates others."""
+
+    count: int = 1
 
 
 def is_static(x: Any) -> bool:
@@ -74,7 +76,8 @@ def expand(idx: Any, shape: tuple[int, ...]) -> list[Any]:
     if len(dots) > 1:
         raise RefIndexError("an index can only have a single ellipsis ('...')")
     at = dots[0] if dots else len(entries)
-    entries[at : at + 1] = [slice(None)] * (len(shape) - used)
+    rest: list[Any] = [slice(None)] * (len(shape) - used)
+    entries[at : at + 1] = rest if rest or not dots else [NewAxis(0)]
     return entries
 
 

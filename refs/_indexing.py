@@ -91,7 +91,7 @@ class Index(NamedTuple):
             axes += int_axes
         for k, entry in enumerate(entries):
             if isinstance(entry, NewAxis):
-                sizes.append(1)
+                sizes += [1] * entry.count
             elif isinstance(entry, Span | Reversed):
                 axes.append(next(basic_axes))
                 sizes.append(taken_shape[axes[-1]])

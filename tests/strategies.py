@@ -337,7 +337,7 @@ class Builder(Drawing):
     def results(self, scope, known):
         """Results, preferably the values that weren't known before: what isn't returned, nobody
         sees."""
-        new = [x for x in scope.values[known:] if self.maybe()]
+        new = [x for x in scope.values[known:] if not self.maybe(one_in=3)]
         more = [self.expr(scope, self.some_type(scope)) for _ in range(self.upto(1))]
         return (*new, *more)
 
@@ -346,7 +346,7 @@ class Builder(Drawing):
         result = []
         for name, type in zip(names, types, strict=False):  # a counter has a name of its own
             new = self.expr(scope, type)
-            result.append(self.binary(Name(type, name), new) if self.maybe() else new)
+            result.append(new if self.maybe(one_in=4) else self.binary(Name(type, name), new))
         return tuple(result)
 
     def inside(self, scope):
@@ -359,7 +359,7 @@ class Builder(Drawing):
         Native JAX refuses a ref that is passed twice, or passed and closed over.
         """
         args, params, values, handles = [], [], [], []
-        for _ in range(self.upto(2)):
+        for _ in range(self.upto(3)):
             free = [h for h in scope.handles if ours or not h.name.view]
             if not ours:
                 free = [h for h in free if h.cell not in [taken.cell for taken in handles]]

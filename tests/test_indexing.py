@@ -263,6 +263,8 @@ INDICES = [
     (None, ..., None, -1),
     (True,),
     (True, [0, 1]),
+    # An ellipsis for no axes stands between, all the same.
+    (None, np.array([[True, False, True], [False, True, False]]), ..., -1),
     (np.array(1), np.uint8(2)),
     (),
     (None,),

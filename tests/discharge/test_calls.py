@@ -179,13 +179,13 @@ def test_checkpoint(closed_over):
 
     passed = jax.checkpoint(layer)
     pure = agree(program, plain_layer, [X], X)
-    assert _jax.checkpoint_p.name in primitives(pure)
+    assert _jax.remat_p.name in primitives(pure)
 
 
 def test_checkpoint_keeps_its_policy():
     policy = jax.checkpoint_policies.everything_saveable
     pure = agree(jax.checkpoint(layer, policy=policy), plain_layer, [X], X)
-    [call] = equations(pure, _jax.checkpoint_p.name)
+    [call] = equations(pure, _jax.remat_p.name)
     assert call.params["policy"] is policy
 
 
@@ -194,7 +194,7 @@ def test_checkpoint_keeps_prevent_cse(prevent_cse):
     pure = agree(
         jax.checkpoint(layer, prevent_cse=prevent_cse), plain_layer, [X], X, ways=["passed"]
     )
-    [call] = equations(pure, _jax.checkpoint_p.name)
+    [call] = equations(pure, _jax.remat_p.name)
     kept = call.params["prevent_cse"]
     if isinstance(prevent_cse, tuple):
         # The flag of the ref is not that of its value: state is always protected.
