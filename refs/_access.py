@@ -79,9 +79,7 @@ def get(ref: Any, idx: Any = None) -> jax.Array:
     aval = check_ref(ref, "get")
     with blamed("get", ref):
         index = Index.parse(... if idx is None else idx, aval.shape)
-    if _jax.at_top_level():
-        return _eager.read(ref, index)
-    return index.finish(_bind_get(ref, index))
+    return _read(ref, index)
 
 
 def set(ref: Any, idx: Any, value: Any) -> None:
@@ -104,10 +102,7 @@ def set(ref: Any, idx: Any, value: Any) -> None:
     Ref([7., 0., 7.], dtype=float32)
     """
     index, value = _located(ref, idx, value, "set")
-    if _jax.at_top_level():
-        _eager.write(ref, index, value)
-    else:
-        _bind_swap(ref, index, value)
+    _write(ref, index, value)
 
 
 def swap(ref: Any, idx: Any, value: Any) -> jax.Array:
@@ -162,19 +157,27 @@ def update(ref: Any, idx: Any, method: str, operand: Any) -> None:
         index = Index.parse(idx, aval.shape)
         if method != "apply":
             operand = fit(operand, index.result_shape, aval.dtype)
-    if _jax.at_top_level():
-        with blamed(method, ref):
-            _eager.update(ref, index, method, operand)
-        return
-    with blamed(method, ref):
-        # Elements named twice are updated twice, which reading and writing back would lose.
-        part = Index.parse(..., aval.shape) if index.has_arrays else index
-        old = _bind_get(ref, part)
+            if _jax.at_top_level():
+                _eager.update(ref, index, method, operand)
+                return
+        # A user's function may read refs, this one too: it runs between a read and a write.
+        # Elements named twice are updated twice, which needs the whole.
+        part, rest = index, Index.parse(..., index.result_shape)
         if index.has_arrays:
-            new = index.update(old, method, operand)
-        else:
-            new = Index.parse(..., index.result_shape).update(index.finish(old), method, operand)
-    _bind_swap(ref, part, new)
+            part, rest = Index.parse(..., aval.shape), index
+        new = rest.update(_read(ref, part), method, operand)
+    _write(ref, part, new)
+
+
+def _read(ref: Any, index: Index) -> Any:
+    return _eager.read(ref, index) if _jax.at_top_level() else index.finish(_bind_get(ref, index))
+
+
+def _write(ref: Any, index: Index, value: Any) -> None:
+    if _jax.at_top_level():
+        _eager.write(ref, index, value)
+    else:
+        _bind_swap(ref, index, value)
 
 
 def _bind_get(ref: Any, index: Index) -> Any:

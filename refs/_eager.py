@@ -42,12 +42,7 @@ def add(ref: Any, index: Index, value: Any) -> None:
 
 
 def update(ref: Any, index: Index, method: str, operand: Any) -> None:
-    if method == "apply":
-        # A user's function is not a good key of a cache that lives for ever.
-        new = _jitted(lambda x, ops, _: index.split()[0].join(ops).update(x, method, operand), ref)
-        _store(ref, new, index, None)
-    else:
-        _store(ref, _kernel(method, index, ref), index, operand)
+    _store(ref, _kernel(method, index, ref), index, operand)
 
 
 def _store(ref: Any, kernel: Callable[..., jax.Array], index: Index, value: Any) -> None:
@@ -81,11 +76,3 @@ def _updater(method: str, skeleton: Index, sharding: Any) -> Callable[..., jax.A
         return index.update(x, method, value)
 
     return jax.jit(update_kernel, donate_argnums=0, keep_unused=True, out_shardings=sharding)
-
-
-def _jitted(kernel: Callable[..., jax.Array], ref: Any) -> Callable[..., jax.Array]:
-    sharding = buffer_of(ref).sharding
-    several = len(sharding.device_set) > 1
-    return jax.jit(
-        kernel, donate_argnums=0, keep_unused=True, out_shardings=sharding if several else None
-    )

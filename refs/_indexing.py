@@ -233,15 +233,16 @@ def _scatter(at: Any, method: str, value: Any) -> Any:
     if at.array.dtype == bool:
         # XLA's scatters don't add or multiply booleans as NumPy does, but these are the same.
         method = {"add": "max", "multiply": "min"}.get(method, method)
-    try:
-        return getattr(at, method)(value)
-    except NotImplementedError:
-        # The function that `apply` is given closes over a traced value, which a scatter can't.
+    if method == "apply":
         return _apply_each(at.array, at.index, value)
+    return getattr(at, method)(value)
 
 
 def _apply_each(x: Any, idx: Any, fn: Any) -> Any:
-    """Applies `fn` to one element after the other."""
+    """Applies `fn` to one element after the other.
+
+    XLA's scatter could, but only a function that closes over nothing.
+    """
     place = jnp.arange(x.size, dtype=jnp.int32).reshape(x.shape)
     place = place.at[idx].get(mode="fill", fill_value=x.size).ravel()
 

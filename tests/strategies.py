@@ -161,7 +161,7 @@ class Builder(Drawing):
                 value = self.expr(scope, self.broadcasting(type))
                 value = self.unit(value)
             case "apply":
-                x = Name(type, "x")
+                x = Name(Type(type.dtype), "x")  # it is elementwise
                 inside = scope if self.features.apply_closes_over else Scope()
                 value = self.binary(x, self.expr(inside, Type(type.dtype), depth=0))
             case _:

@@ -70,7 +70,8 @@ class Drawing(Choices):
         return f"{prefix}{self.counts[prefix] - 1}"
 
     def type(self):
-        shape = tuple(self.choose((2, 3, 1, 4)) for _ in range(self.choose((1, 2, 0, 1, 2, 3))))
+        # Few different ones: op by op, each has to be compiled.
+        shape = tuple(self.choose((2, 3, 3, 2, 3, 1)) for _ in range(self.choose((1, 2, 0, 1, 2, 3))))
         while math.prod(shape) > 16:
             shape = shape[1:]
         return Type(self.choose(self.features.dtypes), shape)
