@@ -246,6 +246,9 @@ def _apply_each(x: Any, idx: Any, fn: Any) -> Any:
     place = jnp.arange(x.size, dtype=jnp.int32).reshape(x.shape)
     place = place.at[idx].get(mode="fill", fill_value=x.size).ravel()
 
+    if not place.size:
+        return x
+
     def step(k: Any, flat: Any) -> Any:
         return flat.at[place[k]].set(fit(fn(flat[place[k]]), (), x.dtype))
 

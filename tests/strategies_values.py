@@ -71,7 +71,9 @@ class Drawing(Choices):
 
     def type(self):
         # Few different ones: op by op, each has to be compiled.
-        shape = tuple(self.choose((2, 3, 3, 2, 3, 1)) for _ in range(self.choose((1, 2, 0, 1, 2, 3))))
+        shape = tuple(
+            self.choose((2, 3, 3, 2, 3, 1)) for _ in range(self.choose((1, 2, 0, 1, 2, 3)))
+        )
         while math.prod(shape) > 16:
             shape = shape[1:]
         return Type(self.choose(self.features.dtypes), shape)

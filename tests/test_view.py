@@ -276,3 +276,17 @@ def test_a_view_of_an_ended_ref(ref):
     for use in (view.get, lambda: view.set(1), lambda: view.at[0].add(1)):
         with pytest.raises(refs.errors.RefStateError, match="ref `v`"):
             use()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_apply_takes_functions_that_close_over_state_and_traced_values(compiled):
+    r, other = refs.new_ref(jnp.arange(4.0)), refs.new_ref(10.0)
+
+    def program(x, i):
+        r.at[i].apply(lambda v: v * x + other[...])
+        r.at[1:3].apply(lambda v: v + r[0])
+        r.at[np.array([False] * 4)].apply(lambda v: v * x)
+
+    (refs.jit(program) if compiled else program)(jnp.float32(2), jnp.array([0, 3, 3]))
+    # Element 3 stands twice in the index: 3 * 2 + 10, then 16 * 2 + 10.
+    np.testing.assert_array_equal(r[...], [10, 11, 12, 42])
