@@ -15,6 +15,7 @@ is out of bounds is an error, as in NumPy.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -282,28 +283,24 @@ class _Block(NamedTuple):
     def is_whole(self) -> bool:
         return self.sizes == self.shape and not self.unchecked
 
-    @property
-    def _negative(self) -> tuple[bool, ...]:
-        return tuple(not is_static(s) for s in self.starts)
-
     def read(self, x: Any) -> Any:
         if all(is_static(s) for s in self.starts):
             stops = tuple(s + n for s, n in zip(self.starts, self.sizes, strict=True))
             return lax.slice(x, self.starts, stops)
-        return lax.dynamic_slice(x, self.starts, self.sizes, allow_negative_indices=self._negative)
+        return lax.dynamic_slice(x, self.starts, self.sizes, allow_negative_indices=False)
 
     def write(self, x: Any, value: Any) -> Any:
         if self.unchecked:
-            inside = [
-                jnp.logical_and(lax.ge(i, _like(i, -n)), lax.lt(i, _like(i, n)))
-                for i, n in self.unchecked
-            ]
-            inside = jnp.all(jnp.stack(inside)) if len(inside) > 1 else inside[0]
+            inside = functools.reduce(
+                lax.bitwise_and,
+                [
+                    lax.bitwise_and(lax.ge(i, np.int32(0)), lax.lt(i, np.int32(n)))
+                    for i, n in self.unchecked
+                ],
+            )
             # lax would clamp the index and hit another element; jax.numpy drops the write.
             value = lax.select(jnp.broadcast_to(inside, value.shape), value, self.read(x))
-        return lax.dynamic_update_slice(
-            x, value, self.starts, allow_negative_indices=self._negative
-        )
+        return lax.dynamic_update_slice(x, value, self.starts, allow_negative_indices=False)
 
 
 def _block(index: Index) -> _Block:
@@ -317,7 +314,7 @@ def _block(index: Index) -> _Block:
         dim = dim.value if in_bounds else dim
         if isinstance(dim, Span):
             span = (dim.size - 1) * dim.step + 1 if dim.size else 0
-            starts.append(_start(dim.start))
+            starts.append(_start(dim.start, n))
             sizes.append(span)
             rest.append(slice(None, None, dim.step))
         elif with_arrays:
@@ -325,7 +322,7 @@ def _block(index: Index) -> _Block:
             sizes.append(n)
             rest.append(dim)
         else:
-            starts.append(_start(dim))
+            starts.append(_start(dim, n))
             sizes.append(1)
             rest.append(0)
             if not in_bounds and not is_static(dim):
@@ -340,14 +337,13 @@ def _block(index: Index) -> _Block:
     )
 
 
-def _start(start: Any) -> Any:
+def _start(start: Any, n: int) -> Any:
+    """An index on an axis of size `n`, counted from the front."""
     if is_static(start):
         return int(start)
-    return start if start.dtype == jnp.int32 else lax.convert_element_type(start, jnp.int32)
-
-
-def _like(i: Any, value: int) -> Any:
-    return lax.full_like(i, value)
+    if start.dtype != jnp.int32:
+        start = lax.convert_element_type(start, jnp.int32)
+    return lax.select(lax.lt(start, np.int32(0)), lax.add(start, np.int32(n)), start)
 
 
 def _reshape(x: Any, shape: tuple[int, ...]) -> Any:

@@ -177,10 +177,17 @@ class Drawing(Choices):
         return Read(type, ref, index, self.how(ref))
 
     def adapted(self, scope, type):
-        """Something that is there, or in a ref, made to fit."""
-        options = [x for x in scope.values if x.type.dtype == type.dtype] or scope.values
-        x = self.choose(options) if options and self.maybe() else self.read(scope)
+        """Something that is there, or in a ref, made to fit. Of a few, what needs the least."""
+
+        def misfit(x):
+            return 2 * (x.type.dtype != type.dtype) + 3 * (not broadcasts(x.type.shape, type.shape))
+
+        found = [self.something(scope) for _ in range(self.choose((1, 3, 5)))]
+        x = min(found, key=misfit)
         return self.reshaped(self.converted(x, type.dtype), type.shape)
+
+    def something(self, scope):
+        return self.choose(scope.values) if scope.values and self.maybe() else self.read(scope)
 
     def converted(self, x, dtype):
         if x.type.dtype == dtype:
@@ -200,11 +207,8 @@ class Drawing(Choices):
         if x.type.shape == shape:
             return x
         type = Type(x.type.dtype, shape)
-        try:
-            broadcasts = np.broadcast_shapes(x.type.shape, shape) == shape
-        except ValueError:
-            broadcasts = False
-        return Call(type, "jnp.broadcast_to" if broadcasts else "jnp.resize", (x, str(shape)))
+        fun = "jnp.broadcast_to" if broadcasts(x.type.shape, shape) else "jnp.resize"
+        return Call(type, fun, (x, str(shape)))
 
     def arithmetic(self, scope, type, depth):
         kinds = ["binary", "where", "transposed", "unary"]
@@ -271,3 +275,10 @@ class Drawing(Choices):
                 one, other = (Literal(Type("complex64"), z) for z in (1j, -1 + 0j))
                 return Call(x.type, "jnp.where", (Call(x.type, "==", (x, one)), one, other))
         return x
+
+
+def broadcasts(shape, to):
+    try:
+        return np.broadcast_shapes(shape, to) == to
+    except ValueError:
+        return False
