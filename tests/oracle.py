@@ -121,7 +121,8 @@ class View(Ref):
 def accumulate(ufunc, ref, index, x):
     """`ref[index] = ufunc(ref[index], x)`, once for every time that an element is indexed."""
     value = ref.value.copy()
-    ufunc.at(value, index, x)
+    # Whole: NumPy 2.4 and 2.5 read beyond an `x` that they have to broadcast.
+    ufunc.at(value, index, np.array(np.broadcast_to(x, value[index].shape)))
     ref.value = value
 
 

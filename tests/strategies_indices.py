@@ -93,7 +93,8 @@ class Index:
     def argument(self):
         """As it stands among the arguments of a function."""
         if len(self.items) == 1 and not isinstance(self.items[0], Slice):
-            return str(self)
+            # To these functions, as to JAX's, None by itself means the whole.
+            return str(self) if str(self) != "None" else "(None,)"
         return f"np.s_[{self}]" if self.items else "()"
 
     def example(self):

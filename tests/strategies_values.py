@@ -20,7 +20,7 @@ class Features:
 
     dtypes: tuple[str, ...] = ("float32", "int32", "uint8", "bool_", "complex64")
     max_depth: int = 3
-    max_size: int = 14  # statements altogether
+    max_size: int = 9  # statements altogether
     wrappers: tuple[str, ...] = ("jax.jit", "refs.jit", "refs.jit", "jax.checkpoint")
     aliases: bool = True  # the same ref twice among the arguments, or also closed over
     view_arguments: bool = True

@@ -64,7 +64,9 @@ def test_weakly_typed_arrays_make_refs_of_strong_type():
         assert not out.weak_type
 
 
-@pytest.mark.parametrize("value", [{"a": 1}, None, "abc", [[1], [1, 2]], object()], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    "value", [{"a": 1}, None, "abc", [[1], [1, 2]], object()], ids=lambda v: type(v).__name__
+)
 def test_what_is_no_array_is_refused(value):
     with pytest.raises(RefTypeError, match=r"jax\.tree\.map\(refs\.new_ref, tree\)"):
         refs.new_ref(value)

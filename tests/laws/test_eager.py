@@ -1,15 +1,18 @@
-"""Laws of concrete refs outside any trace."""
+"""Outside any trace a program means what plain Python on NumPy arrays does."""
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.laws import ways
 from tests.strategies import programs
 
-# `test_meaning` runs each program eagerly, too.
-fewer = settings(max_examples=settings.default.max_examples // 4)
+
+@ways.same_programs
+@given(programs())
+def test_eager_operations_mean_what_python_does(program):
+    ways.check(ways.eager, program)
 
 
-@fewer
+@ways.fewer(4)
 @given(programs())
 def test_disable_jit_changes_nothing(program):
     ways.check(ways.disable_jit, program)

@@ -23,6 +23,16 @@ from tests import oracle
 from tests.laws.shrinking import shrink
 from tests.strategies_syntax import Program
 
+# Under a profile that isn't random, all laws try the same programs, so that each program that runs
+# in one way runs in all of them.
+same_programs = hypothesis.seed(0) if hypothesis.settings.default.derandomize else oracle.as_is
+
+
+def fewer(divisor):
+    """For laws of which the expensive part is tried elsewhere."""
+    return hypothesis.settings(max_examples=hypothesis.settings.default.max_examples // divisor)
+
+
 CALLS = 2
 # Each program leaves compiled code behind. After so many checks it is thrown away.
 CHECKS_BETWEEN_CLEARING = 500
