@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from refs import _jax
 from refs._indexing import Index
 
 
@@ -46,7 +47,11 @@ def update(ref: Any, index: Index, method: str, operand: Any) -> None:
 
 
 def _store(ref: Any, kernel: Callable[..., jax.Array], index: Index, value: Any) -> None:
-    store(ref, kernel(buffer_of(ref), index.split()[1], value))
+    new = kernel(buffer_of(ref), index.split()[1], value)
+    if _jax.is_jit_disabled():
+        # Run op by op, a kernel may give back the very array that it was given.
+        new = jnp.copy(new)
+    store(ref, _jax.commit(new))
 
 
 def _kernel(method: str, index: Index, ref: Any) -> Callable[..., jax.Array]:
