@@ -91,7 +91,9 @@ def eager(program):
 def disable_jit(program):
     """Under `jax.disable_jit()`, where JAX's control flow is Python's."""
     with jax.disable_jit():
-        return run(program, modules() | {"lax": with_attributes(lax, scan=python_scan)}, plainly)
+        # There `lax.fori_loop` counts in Python's integers, which are no arrays.
+        loops = with_attributes(lax, scan=python_scan, fori_loop=oracle.fori_loop)
+        return run(program, modules() | {"lax": loops}, plainly)
 
 
 def discharged(program):
@@ -288,8 +290,9 @@ SPELLINGS = {
         "from tests.laws.ways import eager_modules\n\nglobals().update(eager_modules())\n"
     ),
     "disable_jit": Spelling(
+        "from tests import oracle\n"
         "from tests.laws.ways import python_scan, with_attributes\n\n"
-        "lax = with_attributes(lax, scan=python_scan)\n"
+        "lax = with_attributes(lax, scan=python_scan, fori_loop=oracle.fori_loop)\n"
         'jax.config.update("jax_disable_jit", True)\n'
     ),
     "discharged": Spelling(
