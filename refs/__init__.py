@@ -14,7 +14,25 @@ from refs._ref import new_ref as new_ref
 from refs._tracing import make_jaxpr as make_jaxpr
 from refs._view import RefView as RefView
 from refs.discharge import discharge as discharge
+from refs.transforms.checkpoint import checkpoint as checkpoint
+from refs.transforms.checkpoint import remat as remat
 from refs.transforms.functionalize import functionalize as functionalize
+from refs.transforms.grad import grad as grad
+from refs.transforms.grad import value_and_grad as value_and_grad
+from refs.transforms.jacobian import hessian as hessian
+from refs.transforms.jacobian import jacfwd as jacfwd
+from refs.transforms.jacobian import jacrev as jacrev
 from refs.transforms.jit import jit as jit
+from refs.transforms.jvp import jvp as jvp
+from refs.transforms.jvp import linearize as linearize
+from refs.transforms.loops import cond as cond
+from refs.transforms.loops import fori_loop as fori_loop
+from refs.transforms.loops import map as map
+from refs.transforms.loops import scan as scan
+from refs.transforms.loops import switch as switch
+from refs.transforms.loops import while_loop as while_loop
+from refs.transforms.vjp import Pullback as Pullback
+from refs.transforms.vjp import vjp as vjp
+from refs.transforms.vmap import vmap as vmap
 
 __version__ = "0.1.0"

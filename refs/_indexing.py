@@ -64,7 +64,7 @@ class Index(NamedTuple):
         entries = [e if isinstance(e, NewAxis) else next(located) for e in entries]
         with_arrays = any(is_array(d) for d in dims)
         int_shape = _int_shape(dims)
-        taken_shape, int_axes = _taken(dims, int_shape)
+        taken_shape, int_axes = taken(dims, int_shape)
         flip = tuple(
             axis
             for axis, span in zip(
@@ -104,7 +104,7 @@ class Index(NamedTuple):
     @staticmethod
     def of_dims(dims: Sequence[Any], shape: Sequence[int]) -> Index:
         """The index that JAX's own indexer stands for."""
-        taken_shape, _ = _taken(tuple(dims), _int_shape(dims))
+        taken_shape, _ = taken(tuple(dims), _int_shape(dims))
         return Index(
             tuple(shape), tuple(dims), taken_shape, (), tuple(range(len(taken_shape))), taken_shape
         )
@@ -373,7 +373,7 @@ def _int_shape(dims: Sequence[Any]) -> tuple[int, ...]:
         ) from None
 
 
-def _taken(
+def taken(
     dims: Sequence[Any], int_shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shape that JAX's indexer gives, and which of its axes come from integer arrays."""

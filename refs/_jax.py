@@ -21,6 +21,7 @@ from jax._src import xla_metadata as _xla_metadata
 from jax._src.ad_checkpoint import remat_p as remat_p
 from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.indexing import Slice as Slice
+from jax._src.interpreters import batching, mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import lax as _lax
@@ -33,6 +34,7 @@ from jax._src.state import primitives as _state
 from jax._src.state.discharge import run_state_p as run_state_p
 from jax._src.state.indexing import NDIndexer as NDIndexer
 from jax._src.state.types import AbstractRef as AbstractRef
+from jax._src.state.types import AccumEffect as AccumEffect
 from jax._src.state.types import ReshapeTransform as ReshapeTransform
 from jax._src.state.types import TransposeTransform as TransposeTransform
 
@@ -76,6 +78,7 @@ aval_method = core.aval_method
 aval_property = core.aval_property
 typeof = core.typeof
 shaped_abstractify = core.shaped_abstractify
+mapped_aval = core.mapped_aval
 new_ref = core.new_ref
 freeze = core.freeze
 free_ref = core.free_ref
@@ -162,6 +165,26 @@ def register_abstract_argument(spec: type, aval_of: Callable[[Any], Any]) -> Non
     core.pytype_aval_mappings[spec] = aval_of
 
 
+def def_effectful_abstract_eval(primitive: Any) -> Callable[..., Any]:
+    """Registers the types of a primitive's outputs, and the effects that it has."""
+    return primitive.def_effectful_abstract_eval
+
+
+def register_batching(primitive: Any, rule: Callable[..., Any]) -> None:
+    """Registers how `jax.vmap` batches a primitive: `rule(axis size, operands, axes, **params)`."""
+
+    def batch(axis_data: Any, args: Any, axes: Any, **params: Any) -> Any:
+        return rule(axis_data.size, args, axes, **params)
+
+    batching.fancy_primitive_batchers[primitive] = batch
+
+
+def register_lowering(primitive: Any, fun: Callable[..., Any]) -> None:
+    """Gives a primitive the meaning of a JAX function, run op by op and compiled."""
+    primitive.def_impl(fun)
+    mlir.register_lowering(primitive, mlir.lower_fun(fun, multiple_results=False))
+
+
 # ---------------------------------------------------------------------------------------------
 # Jaxprs and equations
 
@@ -199,6 +222,11 @@ def bind(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> list[An
     """Evaluates a primitive, given its parameters as they stand in an equation."""
     out = primitive.bind(*args, **primitive.get_bind_params(params))
     return list(out) if primitive.multiple_results else [out]
+
+
+def eval_jaxpr(closed: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    """Evaluates a jaxpr as it is, with other constants than its own."""
+    return core.eval_jaxpr(closed.jaxpr, consts, *args)
 
 
 @contextmanager
@@ -343,6 +371,13 @@ def vjp_rule(params: dict[str, Any]) -> VjpRule:
         lambda: params["out_trees"]()[2],
         bwd,
     )
+
+
+# How `vjp(...).with_refs` is told what to do with a gradient, and how it says what it did.
+GradValue = jax.ad.GradValue
+GradRef = jax.ad.GradRef
+DontWant = jax.ad.DontWant
+DidntWant = jax.ad.DidntWant
 
 
 def is_symbolic_zero(x: Any) -> bool:

@@ -97,8 +97,11 @@ def trace(
     ref_types: Sequence[RefType],
     leaves: Sequence[Any],
     rebuild: Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
+    axis_env: Sequence[tuple[Any, int]] = (),
 ) -> Trace:
     """Traces `fun(*args, **kwargs)` with `args, kwargs = rebuild(refs, leaves)`.
+
+    `axis_env` has the names and sizes of axes that `fun` may use collectives over.
 
     Raises whatever `fun` raises; nothing that `fun` would have changed has changed.
     """
@@ -112,7 +115,7 @@ def trace(
         return arrays, new
 
     flat.__name__ = flat.__qualname__ = getattr(fun, "__name__", "function")
-    jaxpr = _make_jaxpr(flat)([AbstractArgument(t) for t in ref_types], list(leaves))
+    jaxpr = _make_jaxpr(flat, axis_env)([AbstractArgument(t) for t in ref_types], list(leaves))
     out_tree, markers = out
     return Trace(jaxpr, out_tree, tuple(markers))
 
@@ -145,8 +148,10 @@ def _made_here(ref: Any) -> bool:
     return ref._trace is _jax.current_trace()
 
 
-def _make_jaxpr(flat: Callable[..., Any]) -> Callable[..., Any]:
-    make = jax.make_jaxpr(flat)
+def _make_jaxpr(
+    flat: Callable[..., Any], axis_env: Sequence[tuple[Any, int]]
+) -> Callable[..., Any]:
+    make = jax.make_jaxpr(flat, axis_env=list(axis_env))
 
     def made(*args: Any) -> Any:
         try:

@@ -21,7 +21,7 @@ values of the cells that the jaxpr writes go in as state, and their new values c
         return scope.call(my_call(run), args)
 """
 
-from refs.discharge._interpreter import Cell as Cell
+from refs.discharge._cells import Cell as Cell
 from refs.discharge._interpreter import Context as Context
 from refs.discharge._interpreter import Scope as Scope
 from refs.discharge._interpreter import merge as merge

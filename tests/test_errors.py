@@ -15,11 +15,16 @@ import numpy as np
 import pytest
 
 import refs
-from tests import error_cases_life, error_cases_programs, error_cases_values
+from tests import (
+    error_cases_life,
+    error_cases_programs,
+    error_cases_transforms,
+    error_cases_values,
+)
 from tests.error_case import CASES, X
 
 # The modules are imported for the cases that they register.
-MODULES = (error_cases_values, error_cases_life, error_cases_programs)
+MODULES = (error_cases_values, error_cases_life, error_cases_programs, error_cases_transforms)
 PACKAGE = Path(refs.__file__).parent
 # Raised for Python's own machinery, which turns them into something else.
 INTERNAL = {("_ref.py", "raise AttributeError(name)")}

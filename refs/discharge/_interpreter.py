@@ -15,74 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from jax import lax
-
 from refs import _effects, _jax
 from refs._access import describe
 from refs._effects import Touch
+from refs.discharge._cells import Cell, Row, root
+from refs.discharge._lanes import Lanes, Sum
 from refs.discharge._registry import rule_for
-from refs.errors import MissingRuleError, RefEscapeError, RefStateError
-
-
-class Cell:
-    """The current value of a ref during an interpretation."""
-
-    __slots__ = ("_value", "ended", "made_here", "origin", "sealed")
-
-    def __init__(self, value: Any, origin: Any = None, sealed: str | None = None):
-        self._value = value
-        self.origin = origin
-        self.ended: str | None = None
-        self.sealed = sealed
-        self.made_here = False
-
-    def describe(self) -> str:
-        return self.origin.describe() if self.origin is not None else "a ref"
-
-    def end(self, doing: str, how: str) -> None:
-        """Ends the ref, which only the function that made it can do: others run many times."""
-        if not self.made_here:
-            raise RefStateError(
-                f"{doing} of {self.describe()} inside a traced function that did not make it: do "
-                "it where the ref was made, or read `ref[...]`"
-            )
-        self.ended = how
-
-    def read(self) -> Any:
-        """The value now."""
-        if self.ended is not None:
-            raise RefStateError(f"use of {self.describe()}, which {self.ended}")
-        return self._value
-
-    def write(self, value: Any) -> None:
-        """Replaces the value."""
-        if self.ended is not None or self.sealed is not None:
-            why = self.sealed if self.ended is None else f"which {self.ended}"
-            raise RefStateError(f"write to {self.describe()}, {why}")
-        # A ref's type is never weak, and loops carry it.
-        self._value = _jax.strong(value)
-
-
-class Row(Cell):
-    """A row of another cell: what a step of a scan over a ref sees."""
-
-    __slots__ = ("index", "whole")
-
-    def __init__(self, whole: Cell, index: Any):
-        super().__init__(None, whole.origin)
-        self.whole, self.index = whole, index
-
-    def read(self) -> Any:
-        return lax.dynamic_index_in_dim(
-            self.whole.read(), self.index, keepdims=False, allow_negative_indices=False
-        )
-
-    def write(self, value: Any) -> None:
-        self.whole.write(
-            lax.dynamic_update_index_in_dim(
-                self.whole.read(), value, self.index, 0, allow_negative_indices=False
-            )
-        )
+from refs.errors import MissingRuleError, RefEscapeError
 
 
 class Frame(NamedTuple):
@@ -92,21 +31,25 @@ class Frame(NamedTuple):
     jaxpr: Any
 
 
-def _root(cell: Cell) -> Cell:
-    while isinstance(cell, Row):
-        cell = cell.whole
-    return cell
-
-
 class Context:
     """One interpretation, or one body within it.
 
     Attributes:
       cells: the cell of each concrete ref, by the ref's id.
+      differentiated: whether what comes of it may be differentiated.
+      lanes: in the lanes of `refs.vmap`, what is known of them.
     """
 
-    def __init__(self, outer: Context | None = None, inner_of: dict[int, Cell] | None = None):
+    def __init__(
+        self,
+        outer: Context | None = None,
+        inner_of: dict[int, Cell] | None = None,
+        differentiated: bool = False,
+        lanes: Lanes | None = None,
+    ):
         self._outer = outer
+        self.differentiated = differentiated if outer is None else outer.differentiated
+        self.lanes = lanes
         self._inner_of = inner_of or {}
         self._frames: list[Frame] = []
         self.cells: dict[int, Cell] = {}
@@ -135,9 +78,10 @@ class Context:
 
     def eval_eqn(self, eqn: Any, args: Sequence[Any]) -> list[Any]:
         """One equation: by its rule if refs are involved, as it is otherwise."""
-        if not _involves_refs(eqn):
-            return _jax.bind_eqn(eqn, args)
         rule = rule_for(eqn.primitive)
+        involves_refs = _involves_refs(eqn)
+        if not involves_refs and (rule is None or not self._may_touch_later(eqn)):
+            return _jax.bind_eqn(eqn, args)
         if rule is None:
             cells = [a for a in args if isinstance(a, Cell)]
             what = cells[0].describe() if cells else "a ref made inside it"
@@ -147,6 +91,16 @@ class Context:
                 "it after, or register a rule with `refs.extend.register`"
             )
         return rule(self, eqn, args)
+
+    def _may_touch_later(self, eqn: Any) -> bool:
+        """A backward rule may close over refs of this very trace: what they are, we must tell it.
+
+        It is traced when it is needed. Outside differentiation it never is.
+        """
+        return self.differentiated and (
+            eqn.primitive is _jax.custom_vjp_call_p
+            or any(_effects.has_custom_vjp(inner) for inner in _jax.jaxprs_in(eqn.params))
+        )
 
     def is_used(self, var: Any) -> bool:
         """True if anything uses an output of the equation under way."""
@@ -169,6 +123,17 @@ class Context:
         """Prepares inner jaxprs, each with its operands, to be run as pure functions."""
         return Scope(self, calls)
 
+    @contextmanager
+    def where(self, flag: Any) -> Iterator[Lanes]:
+        """Meanwhile, only the lanes for which `flag` is true take part."""
+        lanes = self.lanes
+        assert lanes is not None
+        self.lanes = lanes.where(flag)
+        try:
+            yield self.lanes
+        finally:
+            self.lanes = lanes
+
     def resolve(self, const: Any) -> Any:
         """The value or cell, here, of a constant of a rule that was traced long after.
 
@@ -179,6 +144,22 @@ class Context:
             return self.cell_of(const)
         var = _jax.var_of(const) if isinstance(const, _jax.Tracer) else None
         return const if var is None else self._lookup(var, const)
+
+    def targets(self) -> Callable[[Any], Any]:
+        """Finds, once this interpretation has ended, the ref that a late constant stands for."""
+        cells: dict[Any, Cell] = dict(self.cells)
+        ctx: Context | None = self
+        while ctx is not None:
+            for frame in ctx._frames:
+                found = {v: x for v, x in frame.env.items() if isinstance(x, Cell)}
+                cells = {**found, **cells}
+            ctx = ctx._outer
+
+        def target(ref: Any) -> Any:
+            cell = cells.get(_jax.var_of(ref) if isinstance(ref, _jax.Tracer) else id(ref))
+            return ref if cell is None else cell.target
+
+        return target
 
     def _lookup(self, var: Any, const: Any) -> Any:
         for frame in reversed(self._frames):
@@ -221,6 +202,7 @@ class Scope:
       written: the outer cells that any of the jaxprs changes, distinct.
       read: the outer cells that they only read.
       portable: whether a function made in this scope serves any refs that alias in the same way.
+      has_sums: whether any of them are shared by lanes that accumulate into them.
     """
 
     def __init__(self, ctx: Context, calls: Sequence[tuple[Any, Sequence[Any]]]):
@@ -238,13 +220,16 @@ class Scope:
                     self.portable = False
         # Rows of one ref may be the same row, or the ref itself may be here too: then it is the
         # ref that is state, and its rows are read and written within it.
+        self.has_sums = any(isinstance(cell, Sum) for cell, _ in touched)
+        touched = [(cell, kind) for cell, kind in touched if not isinstance(cell, Sum)]
+        self.portable &= not self.has_sums
         sharing: dict[int, set[int]] = {}
         for cell, _ in touched:
-            sharing.setdefault(id(_root(cell)), set()).add(id(cell))
+            sharing.setdefault(id(root(cell)), set()).add(id(cell))
         kinds: dict[int, tuple[Cell, Touch]] = {}
         for cell, kind in touched:
-            if isinstance(cell, Row) and len(sharing[id(_root(cell))]) > 1:
-                cell = _root(cell)
+            if isinstance(cell, Row) and len(sharing[id(root(cell))]) > 1:
+                cell = root(cell)
                 self.portable = False
             kinds[id(cell)] = (cell, kinds.get(id(cell), (cell, Touch.NONE))[1] | kind)
         self.written = [c for c, kind in kinds.values() if kind.changes]
@@ -258,8 +243,13 @@ class Scope:
 
     @property
     def constants(self) -> list[Any]:
-        """The values of the cells that are only read."""
-        return [c.read() for c in self.read]
+        """The values of the cells that are only read, and what a body knows of its lanes."""
+        lanes = self._ctx.lanes
+        return [*(c.read() for c in self.read), *(lanes.operands if lanes is not None else [])]
+
+    def in_lanes(self, constants: Sequence[Any], lanes: Lanes) -> list[Any]:
+        """`constants` for a body that runs in these lanes."""
+        return [*constants[: len(self.read)], *lanes.operands]
 
     def update(self, state: Sequence[Any]) -> None:
         """Gives the written cells their new values."""
@@ -298,10 +288,15 @@ class Inside:
     """The inside of a body: its own context and cells."""
 
     def __init__(self, ctx: Context, scope: Scope, state: Sequence[Any], constants: Sequence[Any]):
-        self._written = [Cell(v, c.origin) for c, v in zip(scope.written, state, strict=True)]
         only_read = "which the primal function only reads: a custom rule may not write it either"
-        read = [Cell(v, c.origin, only_read) for c, v in zip(scope.read, constants, strict=True)]
-        idle = [Cell(None, c.origin) for c in scope._idle]
+
+        def inner(outer: Cell, value: Any, sealed: str | None = None) -> Cell:
+            return Cell(value, outer.origin, sealed, outer.target)
+
+        self._written = [inner(c, v) for c, v in zip(scope.written, state, strict=True)]
+        values = constants[: len(scope.read)]
+        read = [inner(c, v, only_read) for c, v in zip(scope.read, values, strict=True)]
+        idle = [inner(c, None) for c in scope._idle]
         self._inner_of = {
             id(outer): inner
             for outers, inners in (
@@ -312,6 +307,8 @@ class Inside:
             for outer, inner in zip(outers, inners, strict=True)
         }
         self.ctx = Context(ctx, self._inner_of)
+        if ctx.lanes is not None:
+            self.ctx.lanes = ctx.lanes.inside(constants[len(scope.read) :])
         self.ctx.cells = {
             ref: self._inner_of.get(id(cell), cell) for ref, cell in ctx.cells.items()
         }
@@ -322,6 +319,8 @@ class Inside:
 
     def cell(self, outer: Cell) -> Cell:
         """The cell, inside, of an outer cell."""
+        if isinstance(outer, Sum):
+            return outer
         if isinstance(outer, Row) and id(outer) not in self._inner_of:
             return Row(self.cell(outer.whole), outer.index)
         return self._inner_of[id(outer)]

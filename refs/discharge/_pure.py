@@ -10,7 +10,8 @@ import jax
 from refs import _effects, _jax
 from refs._effects import Touch
 from refs._tracing import is_ref, unique
-from refs.discharge._interpreter import Cell, Context
+from refs.discharge._cells import Cell
+from refs.discharge._interpreter import Context
 from refs.errors import RefTypeError
 
 
@@ -55,9 +56,8 @@ class Program(NamedTuple):
             inputs[i] = refs[k] = inputs[i] | refs[k]
         return refs, inputs
 
-    def run(self, ref_cells: Sequence[Cell], inputs: Sequence[Any]) -> list[Any]:
+    def run(self, ctx: Context, ref_cells: Sequence[Cell], inputs: Sequence[Any]) -> list[Any]:
         """Interprets the program: a cell for each of `refs`, values and cells for the inputs."""
-        ctx = Context()
         ctx.cells = {id(ref): cell for ref, cell in zip(self.refs, ref_cells, strict=True)}
         consts = [
             c if k is None else ref_cells[k]
@@ -96,7 +96,7 @@ def discharge(closed_jaxpr: Any) -> Any:
             Cell(x, getattr(aval, "origin", None)) if _jax.is_ref_type(aval) else x
             for x, aval in zip(inputs, in_avals, strict=True)
         ]
-        out = program.run(cells, args)
+        out = program.run(Context(), cells, args)
         for x in out:
             if isinstance(x, Cell):
                 raise RefTypeError(

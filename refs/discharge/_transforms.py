@@ -66,14 +66,27 @@ def _undo(x: Any, transform: Any, part: Any) -> Any:
     return lax.transpose(part, tuple(int(k) for k in np.argsort(transform.permutation)))
 
 
+def dims_of(transforms: Sequence[Any], shape: tuple[int, ...]) -> list[Any]:
+    """What a chain of one indexer names in each dimension."""
+    if len(transforms) != 1 or not isinstance(transforms[0], _jax.NDIndexer):
+        raise MissingRuleError(
+            "lanes accumulate into a shared ref through several indices, or a reshaped or "
+            "transposed view of it: index the ref once"
+        )
+    return _dims(transforms[0])
+
+
 def _index(indexer: Any) -> Index:
-    dims = [
+    return Index.of_dims(_dims(indexer), indexer.shape)
+
+
+def _dims(indexer: Any) -> list[Any]:
+    return [
         Span(_static_or_traced(d.start, n), int(d.size), d.stride)
         if isinstance(d, _jax.Slice)
         else _static_or_traced(d, n)
         for d, n in zip(indexer.indices, indexer.shape, strict=True)
     ]
-    return Index.of_dims(dims, indexer.shape)
 
 
 def _static_or_traced(i: Any, n: int) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs.discharge._interpreter import Cell, Context, Scope, split
+from refs.discharge._cells import Cell
+from refs.discharge._interpreter import Context, Scope, split
 from refs.discharge._registry import register
 
 
@@ -30,7 +31,12 @@ def discharge_jit(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
 
     # A jaxpr called again, over refs that alias in the same way, is discharged only once. One
     # that holds refs as constants is not: they are cells of this very context.
-    key = (id(params.jaxpr.jaxpr), _alias_pattern(args), len(scope.written), len(scope.read))
+    key = (
+        id(params.jaxpr.jaxpr),
+        _alias_pattern(args),
+        len(scope.written),
+        len(scope.constants),  # those that are only read, and flags
+    )
     called = ctx.memoised(key, params.jaxpr, make) if scope.portable else make()
     return scope.call(called, args)
 
@@ -82,6 +88,8 @@ def _jit_options(params: _jax.JitParams, args: Sequence[Any], scope: Scope) -> d
             s for a, s in zip(args, params.in_shardings, strict=True) if not isinstance(a, Cell)
         ]
         state = [of_cell[id(c)] for c in scope.written]
-        options["in_shardings"] = (arrays, state, [of_cell[id(c)] for c in scope.read])
+        flags = [None] * (len(scope.constants) - len(scope.read))
+        constants = [*(of_cell[id(c)] for c in scope.read), *flags]
+        options["in_shardings"] = (arrays, state, constants)
         options["out_shardings"] = (list(params.out_shardings), state)
     return options

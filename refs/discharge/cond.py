@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
@@ -17,6 +18,8 @@ def discharge_cond(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     index, *operands = args
     branches = [_jax.as_closed(b) for b in eqn.params["branches"]]
     scope = ctx.scope(*[(b, operands) for b in branches])
+    if ctx.lanes is not None and (ctx.lanes.variance.diverges(eqn) or scope.has_sums):
+        return _every_branch(ctx, index, branches, operands)
     constants = scope.constants
 
     def as_function(branch: Any) -> Callable[..., Any]:
@@ -25,4 +28,19 @@ def discharge_cond(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     # Every branch returns the cells that any branch writes.
     out, state = lax.switch(index, [as_function(b) for b in branches], split(operands), scope.state)
     scope.update(state)
+    return out
+
+
+def _every_branch(
+    ctx: Context, index: Any, branches: Sequence[Any], operands: Sequence[Any]
+) -> list[Any]:
+    """Lanes part, or JAX can't batch what they do to a ref in a branch: they go every way."""
+    results = []
+    for k, branch in enumerate(branches):
+        with ctx.where(lax.eq(index, lax.convert_element_type(k, index.dtype))):
+            results.append(ctx.eval(branch, operands))
+    out = results[0]
+    for k, result in enumerate(results[1:], start=1):
+        taken = lax.eq(index, lax.convert_element_type(k, index.dtype))
+        out = [jnp.where(taken, new, old) for new, old in zip(result, out, strict=True)]
     return out

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
-from refs.discharge._interpreter import Cell, Context, merge
+from refs.discharge._cells import Cell
+from refs.discharge._interpreter import Context, merge
 from refs.discharge._registry import register
 
 
@@ -37,7 +38,8 @@ def discharge_custom_jvp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
             id(outer): Cell(_jax.instantiate(t), outer.origin)
             for outers, ts in (
                 (scope.written, state_tangents),
-                (scope.read, constant_tangents),
+                # What comes after them are flags, which have no tangents.
+                (scope.read, constant_tangents[: len(scope.read)]),
             )
             for outer, t in zip(outers, ts, strict=True)
         }

@@ -8,7 +8,9 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs.discharge._interpreter import Cell, Context, merge, split
+from refs._access import describe
+from refs.discharge._cells import Cell
+from refs.discharge._interpreter import Context, merge, split
 from refs.discharge._registry import register
 from refs.errors import RefEscapeError
 
@@ -19,11 +21,15 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
 
     The user's backward rule gives the cotangents of the arguments, a ref argument's contents at
     entry among them. The state of a ref that the function closes over has no cotangent: what the
-    rule does is all that is differentiated.
+    rule does is all that is differentiated. What the backward rule does to refs happens when the
+    backward pass runs, to the refs themselves.
     """
     [closed] = _jax.jaxprs_in(eqn.params)
     rule = _jax.vjp_rule(eqn.params)
     scope = ctx.scope((closed, args))
+    target = ctx.targets()
+    where = _jax.user_line(eqn)
+    n_flags = len(scope.constants) - len(scope.read)
     arguments = args[rule.num_consts :]
 
     call = jax.custom_vjp(scope.function(closed, args))
@@ -56,18 +62,55 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
 
     def bwd(residuals: list[Any], cotangents: Any) -> Any:
         out_cts, _ = cotangents
-        in_cts = [None if _jax.is_symbolic_zero(ct) else ct for ct in rule.bwd(residuals, out_cts)]
+        in_cts = _backward(rule, residuals, out_cts, target, where)
         of_ref = {id(a): ct for a, ct in zip(arguments, in_cts, strict=True) if isinstance(a, Cell)}
         arrays = [ct for a, ct in zip(arguments, in_cts, strict=True) if not isinstance(a, Cell)]
         closed_over = split(args[: rule.num_consts])
         return (
             [*([None] * len(closed_over)), *arrays],
             [of_ref.get(id(c)) for c in scope.written],
-            [of_ref.get(id(c)) for c in scope.read],
+            [*(of_ref.get(id(c)) for c in scope.read), *([None] * n_flags)],
         )
 
     call.defvjp(fwd, bwd, symbolic_zeros=rule.symbolic_zeros)
     return scope.call(call, args)
+
+
+def _backward(
+    rule: _jax.VjpRule, residuals: list[Any], out_cts: list[Any], target: Any, where: str
+) -> list[Any]:
+    """The user's backward rule, on the refs that it touches as they are now; None is zero.
+
+    It may close over refs of a trace that has ended long ago, so it is traced by itself, and run
+    with what those refs stand for.
+    """
+    zeros: list[bool] = []
+    given = [*residuals, *out_cts]
+    symbolic = [_jax.is_symbolic_zero(x) for x in given]
+
+    def nonzero(arrays: list[Any]) -> list[Any]:
+        rest = iter(arrays)
+        full = [x if zero else next(rest) for x, zero in zip(given, symbolic, strict=True)]
+        cts = rule.bwd(full[: len(residuals)], full[len(residuals) :])
+        zeros[:] = [_jax.is_symbolic_zero(ct) for ct in cts]
+        return [ct for ct, zero in zip(cts, zeros, strict=True) if not zero]
+
+    arrays = [x for x, zero in zip(given, symbolic, strict=True) if not zero]
+    traced = jax.make_jaxpr(nonzero)(arrays)
+    consts = []
+    for const in traced.consts:
+        if isinstance(const, _jax.NativeRef):
+            found = target(const)
+            if found is None:
+                raise RefEscapeError(
+                    f"the backward rule at {where} touches {describe(const)}, which is gone when "
+                    "the backward pass runs: it was made inside the differentiated function, or "
+                    "belongs to a pure one. Use a ref made outside, and `refs.grad`"
+                )
+            const = found
+        consts.append(const)
+    out = iter(_jax.eval_jaxpr(traced, consts, arrays))
+    return [None if zero else next(out) for zero in zeros]
 
 
 def _values(primals: Any) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from refs import _jax
-from refs.discharge._interpreter import Cell, Context
+from refs.discharge._cells import Cell
+from refs.discharge._interpreter import Context
 from refs.discharge._registry import register
 
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
-from refs.discharge._interpreter import Cell, Context, Row, merge, split
+from refs.discharge._cells import Cell
+from refs.discharge._interpreter import Context, merge, split
 from refs.discharge._registry import register
 
 
@@ -29,7 +30,7 @@ def discharge_scan(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     def step(loop: Any, x: Any) -> Any:
         carry, state = loop
         index, rows = x
-        row_args = [Row(a, index) if isinstance(a, Cell) else a for a in merge(xs, rows)]
+        row_args = [a.row(index) if isinstance(a, Cell) else a for a in merge(xs, rows)]
         out, state = scope.run(p.jaxpr, [*consts, *carry, *row_args], state, constants)
         return (out[: p.num_carry], state), out[p.num_carry :]
 

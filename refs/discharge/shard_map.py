@@ -8,7 +8,8 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs.discharge._interpreter import Cell, Context
+from refs.discharge._cells import Cell
+from refs.discharge._interpreter import Context
 from refs.discharge._registry import register
 from refs.errors import RefValueError
 
@@ -31,6 +32,7 @@ def discharge_shard_map(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any
     whole = jax.sharding.PartitionSpec()
     state_specs = [spec_of.get(id(c), whole) for c in scope.written]
     constant_specs = [spec_of.get(id(c), whole) for c in scope.read]
+    constant_specs += [whole] * (len(scope.constants) - len(scope.read))
 
     mapped = jax.shard_map(
         scope.function(closed, args),

@@ -10,13 +10,18 @@ import jax.numpy as jnp
 
 from refs import _jax
 from refs.discharge import _transforms
-from refs.discharge._interpreter import Cell, Context
+from refs.discharge._cells import Cell
+from refs.discharge._interpreter import Context
+from refs.discharge._lanes import Sum
 from refs.discharge._registry import register
 
 
 @register(_jax.get_p)
 def discharge_get(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     cell, *leaves = args
+    if isinstance(cell, Sum):
+        [out] = eqn.outvars
+        return [jnp.zeros(out.aval.shape, out.aval.dtype)]
     return [_transforms.read(cell.read(), jax.tree.unflatten(eqn.params["tree"], leaves))]
 
 
@@ -24,9 +29,17 @@ def discharge_get(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
 def discharge_swap(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     cell, value, *leaves = args
     transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
+    value = jnp.asarray(value)
+    if isinstance(cell, Sum):
+        cell.add(ctx.lanes, transforms, value)
+        return [None]
     before = cell.read()
-    old = _transforms.read(before, transforms) if ctx.is_used(eqn.outvars[0]) else None
-    cell.write(_transforms.write(before, transforms, jnp.asarray(value)))
+    is_masked = ctx.lanes is not None and ctx.lanes.mask is not None
+    is_read = is_masked or ctx.is_used(eqn.outvars[0])
+    old = _transforms.read(before, transforms) if is_read else None
+    if ctx.lanes is not None:
+        value = ctx.lanes.select(value, old)
+    cell.write(_transforms.write(before, transforms, value))
     return [old]
 
 
@@ -34,7 +47,13 @@ def discharge_swap(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
 def discharge_addupdate(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     cell, value, *leaves = args
     transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
-    cell.write(_transforms.add(cell.read(), transforms, jnp.asarray(value)))
+    value = jnp.asarray(value)
+    if isinstance(cell, Sum):
+        cell.add(ctx.lanes, transforms, value)
+        return []
+    if ctx.lanes is not None:
+        value = ctx.lanes.select(value, jnp.zeros_like(value))
+    cell.write(_transforms.add(cell.read(), transforms, value))
     return []
 
 

@@ -10,7 +10,9 @@ from jax import lax
 from refs import _jax
 from refs._effects import touches
 from refs.discharge._interpreter import Context
+from refs.discharge._lanes import Lanes
 from refs.discharge._registry import register
+from refs.lanes._primitives import lane_any
 
 
 @register(_jax.while_p)
@@ -30,7 +32,28 @@ def discharge_while(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     def step(carry: list[Any], state: list[Any]) -> tuple[list[Any], list[Any]]:
         return scope.run(body, [*body_consts, *carry], state, constants)
 
-    if _writes(cond):
+    all_lanes = ctx.lanes
+    if all_lanes is not None and all_lanes.variance.diverges(eqn):
+        # A lane that has come to its end stays as it is while others go on.
+        def going(lanes: Lanes, carry: list[Any], state: list[Any]) -> tuple[Any, list[Any]]:
+            inputs = scope.in_lanes(constants, lanes)
+            [go_on], state = scope.run(cond, [*cond_consts, *carry], state, inputs)
+            return lanes.where(go_on).mask, state
+
+        def masked_step(loop: Any) -> Any:
+            mask, carry, state = loop
+            lanes = all_lanes._replace(mask=mask)
+            inputs = scope.in_lanes(constants, lanes)
+            new, state = scope.run(body, [*body_consts, *carry], state, inputs)
+            carry = [lanes.select(a, b) for a, b in zip(new, carry, strict=True)]
+            mask, state = going(lanes, carry, state)
+            return mask, carry, state
+
+        mask, state = going(all_lanes, init, scope.state)
+        _, out, state = lax.while_loop(
+            lambda loop: lane_any(loop[0]), masked_step, (mask, init, state)
+        )
+    elif _writes(cond):
         # What the predicate writes can only leave the loop as a carry: test after each step, and
         # once before the first.
         def tested_step(loop: Any) -> Any:

@@ -11,7 +11,7 @@ from refs import _jax
 from refs._access import check_ref
 from refs._eager import buffer_of, store
 from refs._tracing import Call, adopt, result_of
-from refs.transforms._signature import Static
+from refs.transforms._signature import Static, broadcast_prefix
 from refs.transforms._transaction import Transaction, links_of
 
 
@@ -54,14 +54,14 @@ class Entry:
         if options.compiler_options:
             keywords["compiler_options"] = options.compiler_options
         if options.in_shardings is not None:
-            flat = _broadcast(options.in_shardings, call.tree)
+            flat = broadcast_prefix(options.in_shardings, call.tree)
             arrays = [s for s, k in zip(flat, call.ref_places, strict=True) if k is None]
             keywords["in_shardings"] = (None, None, *self._split(arrays))
         state = self._shardings(self.transaction.refs(self.transaction.written, call.refs))
         if options.out_shardings is not None:
             traced = self.transaction.traced
             markers = traced.out_leaves
-            flat = _broadcast(options.out_shardings, traced.out_tree)
+            flat = broadcast_prefix(options.out_shardings, traced.out_tree)
             arrays = [s for s, m in zip(flat, markers, strict=True) if m is None]
             keywords["out_shardings"] = (state, (arrays, None))
         elif state is not None:
@@ -137,14 +137,3 @@ def _run_or_restore(compiled: Callable[..., Any], written: Sequence[Any], operan
         for ref, copy in zip(written, copies, strict=True):
             store(ref, copy)
         raise
-
-
-def _broadcast(prefix: Any, tree: Any) -> list[Any]:
-    """One item of a pytree prefix for each leaf of a structure; None is an item."""
-
-    def is_item(x: Any) -> bool:
-        return x is None
-
-    # Not None, which is no leaf.
-    full = jax.tree.unflatten(tree, [Ellipsis] * tree.num_leaves)
-    return jax.tree.leaves(jax.tree.broadcast(prefix, full, is_leaf=is_item), is_leaf=is_item)

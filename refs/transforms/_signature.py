@@ -97,3 +97,17 @@ def take_static(
             ) from None
     rest = tuple(a for k, a in enumerate(args) if k not in positions)
     return static, rest, {k: v for k, v in kwargs.items() if k not in choice.names}
+
+
+def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:
+    """One item of a pytree prefix for each leaf of a structure; None is an item."""
+    marked = jax.tree.map(
+        lambda x: _Nothing if x is None else x, prefix, is_leaf=lambda x: x is None
+    )
+    # Not None, which is no leaf.
+    full = jax.tree.unflatten(tree, [Ellipsis] * tree.num_leaves)
+    return [None if x is _Nothing else x for x in jax.tree.leaves(jax.tree.broadcast(marked, full))]
+
+
+class _Nothing:
+    """Stands for None, which is a structure of its own."""

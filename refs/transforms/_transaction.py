@@ -1,19 +1,30 @@
-"""The transaction that every wrapper is: trace, discharge, run, write the state back.
+"""The transaction that every wrapper is: trace, discharge, transform and run, write back.
 
 A traced function touches refs that it is given and refs that it closes over. Each distinct one is
 a *slot*; a ref that is both is one slot. What the function does to a slot decides its role:
 written, only read, or idle (then it isn't passed at all).
+
+A wrapper traces the user's function into a `Transaction`, applies JAX's own transformation to its
+pure function `run`, and reads and writes the refs around that with `values` and `commit`, whatever
+they are: handles, or the traced refs of an enclosing transformation. So wrappers nest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from refs import _jax
+import jax
+import jax.numpy as jnp
+
+from refs import _access, _jax
 from refs._effects import Touch
-from refs._tracing import NewRef, Trace, ref_type, trace
-from refs.discharge._interpreter import Cell
+from refs._ref import new_ref
+from refs._tracing import NewRef, Trace, adopt, ref_type, result_of, trace
+from refs.discharge._cells import Cell
+from refs.discharge._interpreter import Context
 from refs.discharge._pure import Program
 
 
@@ -57,7 +68,7 @@ class Transaction:
             for k, ref in enumerate(self.program.refs)
             if k not in same.values()
         ]
-        self._slots = [slot for slot, _ in slots]
+        self.touch_of = dict(slots)
         self.written = [slot for slot, kind in slots if kind.changes]
         self.read = [slot for slot, kind in slots if kind == Touch.READ]
         self._n_new = len({x for x in traced.out_leaves if isinstance(x, NewRef)})
@@ -71,23 +82,72 @@ class Transaction:
         return Transaction(trace(fun, types, leaves, rebuild), arguments)
 
     def run(
-        self, state: Sequence[Any], constants: Sequence[Any], leaves: Sequence[Any]
+        self,
+        state: Sequence[Any],
+        constants: Sequence[Any],
+        leaves: Sequence[Any],
+        targets: Sequence[Any] | None = None,
     ) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
         """The pure function: (new state, (array outputs, final values of new refs)).
 
         State comes first among the outputs: XLA gives an alias to the first output that fits.
+        `targets` are the ref arguments of the call, if it is to be differentiated: what the
+        backward rules of the user's custom derivatives write.
         """
-        cells = {s: Cell(v, s.origin) for s, v in zip(self.written, state, strict=True)}
-        cells |= {s: Cell(v, s.origin) for s, v in zip(self.read, constants, strict=True)}
-        cells |= {s: Cell(None, s.origin) for s in self._slots if s not in cells}
+        cells = self.cells(self.written, state) | self.cells(self.read, constants)
+        if targets is not None:
+            cells |= self.cells([s for s in self.touch_of if s not in cells])
+            for slot, cell in cells.items():
+                cell.target = slot.ref(targets, self.program.refs)
+        return self.run_cells(cells, leaves, Context(differentiated=targets is not None))
+
+    @staticmethod
+    def cells(slots: Sequence[Slot], values: Sequence[Any] | None = None) -> dict[Slot, Cell]:
+        """A cell for each of the slots."""
+        values = [None] * len(slots) if values is None else values
+        return {s: Cell(v, s.origin) for s, v in zip(slots, values, strict=True)}
+
+    def run_cells(
+        self, cells: dict[Slot, Cell], leaves: Sequence[Any], context: Context
+    ) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
+        """`run`, on cells for the slots that are not idle."""
+        cells = self.cells([s for s in self.touch_of if s not in cells]) | cells
         of_argument = {s.argument: cell for s, cell in cells.items()}
         of_outer = {s.outer: cell for s, cell in cells.items()}
         out = self.program.run(
+            context,
             [of_outer[k] for k in range(len(self.program.refs))],
             [*(of_argument[i] for i in range(self._n_arguments)), *leaves],
         )
+        out = [jnp.asarray(x) for x in out]  # A constant may be a Python scalar still.
         n_arrays = len(out) - self._n_new
         return [cells[s].read() for s in self.written], (out[:n_arrays], out[n_arrays:])
+
+    def values(self, slots: Sequence[Slot], arguments: Sequence[Any]) -> list[Any]:
+        """What slots hold now.
+
+        In a lane of `refs.vmap`, a slot that is only accumulated into starts from zeros, and
+        `commit` adds what has come together: the lane must not read what it shares with others.
+        """
+        return [
+            jnp.zeros(ref.shape, ref.dtype) if self._is_delta(slot) else _access.get(ref)
+            for slot, ref in zip(slots, self.refs(slots, arguments), strict=True)
+        ]
+
+    def commit(self, slots: Sequence[Slot], arguments: Sequence[Any], state: Sequence[Any]) -> None:
+        """Gives written slots their new values."""
+        refs = self.refs(slots, arguments)
+        for slot, ref, value in zip(slots, refs, state, strict=True):
+            write = _access.addupdate if self._is_delta(slot) else _access.set
+            write(ref, ..., value)
+
+    def _is_delta(self, slot: Slot) -> bool:
+        return _is_lane.get() and self.touch_of[slot] == Touch.ACCUMULATE
+
+    def result(self, arrays: Sequence[Any], made: Sequence[Any], arguments: Sequence[Any]) -> Any:
+        """The function's result, from its arrays, the values of its new refs and its arguments."""
+        new = [_make(v, origin) for v, origin in zip(made, self.new_origins, strict=True)]
+        return result_of(self.traced.out_tree, self.traced.out_leaves, arrays, arguments, new)
 
     def refs(self, slots: Sequence[Slot], arguments: Sequence[Any]) -> list[Any]:
         """The refs that slots stand for in a call."""
@@ -98,6 +158,48 @@ class Transaction:
         """The origins of the refs that the function makes and returns."""
         found = {x.position: x.origin for x in self.traced.out_leaves if isinstance(x, NewRef)}
         return [found[k] for k in range(self._n_new)]
+
+
+def run(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    """`fun(refs, arrays)` as one transaction, run op by op.
+
+    Whatever is raised, while it is traced or while it runs, no ref has changed.
+    """
+    # Closed over, not arguments: so a ref that `fun` closes over besides is seen to be the same.
+    t = Transaction.of(lambda arrays: fun(refs, arrays), [], arrays, lambda _, x: ((x,), {}))
+    state, constants = t.values(t.written, []), t.values(t.read, [])
+    state, (outputs, made) = t.run(state, constants, arrays)
+    t.commit(t.written, [], state)
+    return t.result(outputs, made, [])
+
+
+def in_transaction(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    """`fun(refs, arrays)`: at top level as a transaction, inside a trace as a part of that one.
+
+    Only the refs and arrays given are traced. What else `fun` uses stays as it is, so Python can
+    still look at it.
+    """
+    return run(fun, refs, arrays) if _jax.at_top_level() else fun(refs, arrays)
+
+
+@contextmanager
+def in_lane() -> Iterator[None]:
+    """While the function that `refs.vmap` maps is traced."""
+    token = _is_lane.set(True)
+    try:
+        yield
+    finally:
+        _is_lane.reset(token)
+
+
+_is_lane: ContextVar[bool] = ContextVar("_is_lane", default=False)
+
+
+def _make(value: Any, origin: Any) -> Any:
+    """The ref that a traced function has made and returned, out here."""
+    if _jax.at_top_level():
+        return adopt(jax.numpy.copy(value), origin)
+    return new_ref(value, name=origin.name if origin is not None else None)
 
 
 def links_of(arguments: Sequence[Any], outers: Sequence[Any]) -> tuple[int | None, ...]:

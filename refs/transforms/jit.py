@@ -10,15 +10,10 @@ import jax
 
 from refs import _jax
 from refs._eager import buffer_of
-from refs._ref import new_ref
-from refs._tracing import (
-    Call,
-    ref_type,
-    result_of,
-    strip_refs,
-)
+from refs._tracing import Call, ref_type
 from refs.errors import RefTypeError
 from refs.transforms._entry import Entry, Options
+from refs.transforms._nested import call_over_arrays
 from refs.transforms._signature import Choice, take_static
 from refs.transforms._stages import Lowered, Traced
 
@@ -156,26 +151,14 @@ class Jitted:
         return [flag for flag, a in chosen for _ in jax.tree.leaves(a)]
 
     def _call_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Inside a trace: JAX's own jit over the arrays, closing over the refs.
-
-        So the outer trace sees each touch, not a ref read and written as a whole.
-        """
+        """Inside a trace: JAX's own jit over the arrays, closing over the refs."""
         static, args, kwargs = take_static(self._static, args, kwargs)
-        call = Call.of(args, kwargs)
-        out: list[Any] = []
-
-        def inner(leaves: list[Any]) -> Any:
-            args, kwargs = call.rebuild(call.refs, leaves)
-            args, kwargs = static.restore(args, kwargs)
-            result, out_tree = jax.tree.flatten(self._fun(*args, **kwargs))
-            arrays, markers, new = strip_refs(result, call.refs)
-            out[:] = [out_tree, markers]
-            return arrays, new
-
-        inner.__name__ = inner.__qualname__ = getattr(self._fun, "__name__", "function")
-        arrays, new = jax.jit(inner, inline=self._options.inline)(call.leaves)
-        out_tree, markers = out
-        return result_of(out_tree, markers, arrays, call.refs, [new_ref(v) for v in new])
+        return call_over_arrays(
+            functools.partial(jax.jit, inline=self._options.inline),
+            self._fun,
+            static,
+            Call.of(args, kwargs),
+        )
 
 
 def _ref_key(ref: Any) -> Any:

@@ -1,0 +1,76 @@
+"""Discharge inside `refs.vmap`: lanes that may part ways, and refs that they share.
+
+Where lanes part, all of them go every way, and a mask says for which of them it counts: each write
+is masked at the index that it touches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from refs._index_syntax import Span
+from refs._indexing import Index
+from refs.discharge import _transforms
+from refs.discharge._cells import Cell
+from refs.lanes._primitives import lane_add
+from refs.lanes._variance import Variance
+
+
+class Lanes(NamedTuple):
+    """What an interpretation knows of the lanes that it runs in.
+
+    Attributes:
+      variance: where they may part.
+      lane: a scalar that is batched.
+      mask: whether this lane takes part, or None where all do.
+    """
+
+    variance: Variance
+    lane: Any
+    mask: Any = None
+
+    @property
+    def operands(self) -> list[Any]:
+        """What a body needs to know of it."""
+        return [self.lane] if self.mask is None else [self.lane, self.mask]
+
+    def inside(self, operands: Sequence[Any]) -> Lanes:
+        """The same, in a body that was given `operands`."""
+        return Lanes(self.variance, *operands)
+
+    def where(self, flag: Any) -> Lanes:
+        """The same, for the lanes of these for which `flag` is true."""
+        mask = flag if self.mask is None else lax.bitwise_and(self.mask, flag)
+        return self._replace(mask=mask)
+
+    def select(self, new: Any, old: Any) -> Any:
+        """`new` where the lane takes part."""
+        return new if self.mask is None else jnp.where(self.mask, new, old)
+
+
+class Sum(Cell):
+    """A ref that the lanes share and only accumulate into. It is never read: it is added to.
+
+    Its cell holds no value. Each contribution goes to the ref itself, in the trace in which the
+    lanes are batched. What a `get` that belongs to an accumulation reads is zero, so that what the
+    `swap` writes is the contribution.
+    """
+
+    __slots__ = ("prefix", "ref")
+
+    def __init__(self, ref: Any, origin: Any, prefix: tuple[Any, ...] = ()):
+        super().__init__(None, origin)
+        self.ref, self.prefix = ref, prefix
+
+    def row(self, index: Any) -> Sum:
+        return Sum(self.ref, self.origin, (*self.prefix, index))
+
+    def add(self, lanes: Any, transforms: Sequence[Any], value: Any) -> None:
+        value = lanes.select(value, jnp.zeros_like(value))
+        inner = self.ref.shape[len(self.prefix) :]
+        dims = _transforms.dims_of(transforms, inner) if transforms else [Span(0, n) for n in inner]
+        lane_add(self.ref, lanes.lane, Index.of_dims([*self.prefix, *dims], self.ref.shape), value)

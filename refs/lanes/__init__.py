@@ -1,0 +1,1 @@
+"""Batching at the ref level: what `refs.vmap` needs while refs are still refs."""

@@ -1,0 +1,285 @@
+"""What a call is differentiated with respect to, and the call as JAX differentiates it.
+
+The variables are arrays, and the contents at entry of refs. A view among the arguments stands for
+its part of a ref's contents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from refs._access import check_ref, describe, get
+from refs._effects import has_custom_vjp
+from refs._indexing import Index
+from refs._tracing import NewRef, is_ref, unique
+from refs._view import RefView
+from refs.errors import RefEscapeError, RefTypeError, RefValueError
+from refs.transforms._transaction import Slot, Transaction, in_transaction, run
+
+
+class Variable(NamedTuple):
+    """A leaf of the differentiated arguments: one of the `values`, or a part of it."""
+
+    position: int
+    path: tuple[Any, ...] = ()
+
+
+class Inputs(NamedTuple):
+    """A call, taken apart.
+
+    Attributes:
+      rebuild: puts `(refs, arrays)` back into `(args, kwargs)`.
+      refs: the distinct refs of the call, those that are variables first.
+      arrays: the array variables.
+      n_refs: how many of the refs are variables.
+      tree: the structure of the variables, views being leaves.
+      variables: for each leaf of it, which of the values it is: the arrays, then contents of refs.
+    """
+
+    rebuild: Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+    refs: list[Any]
+    arrays: list[Any]
+    n_refs: int
+    tree: Any
+    variables: tuple[Variable, ...]
+
+    @staticmethod
+    def of(
+        doing: str, argnums: int | Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Inputs:
+        chosen = _positions(doing, argnums, args)
+        given = args[chosen[0]] if isinstance(argnums, int) else tuple(args[k] for k in chosen)
+        leaves, tree = jax.tree.flatten(given, is_leaf=lambda x: isinstance(x, RefView))
+        flat, whole = jax.tree.flatten((args, kwargs), is_leaf=lambda x: isinstance(x, RefView))
+        differentiated = [x.ref if isinstance(x, RefView) else x for x in leaves]
+        _check_distinct(doing, leaves)
+        inner = [y for x in flat for y in (jax.tree.leaves(x) if isinstance(x, RefView) else [x])]
+        refs = unique([x for x in (*differentiated, *inner) if is_ref(x)]).items
+        for ref in refs:
+            check_ref(ref, doing)
+        n_refs = len(unique([x for x in differentiated if is_ref(x)]).items)
+        arrays = [x for x in differentiated if not is_ref(x)]
+        place = {id(r): k for k, r in enumerate(refs)}
+        rest = iter(range(len(arrays)))
+        variables = tuple(
+            Variable(len(arrays) + place[id(x)], leaf._path if isinstance(leaf, RefView) else ())
+            if is_ref(x)
+            else Variable(next(rest))
+            for leaf, x in zip(leaves, differentiated, strict=True)
+        )
+        in_arguments = _marked(args, chosen, kwargs)
+
+        def rebuild(new_refs: Sequence[Any], arrays: Sequence[Any]) -> Any:
+            rest = iter(arrays)
+
+            def replace(x: Any, is_variable: bool) -> Any:
+                if is_ref(x):
+                    return new_refs[place[id(x)]]
+                return next(rest) if is_variable else x
+
+            full = [
+                jax.tree.map(lambda y: replace(y, False), x)
+                if isinstance(x, RefView)
+                else replace(x, is_variable)
+                for x, is_variable in zip(flat, in_arguments, strict=True)
+            ]
+            return jax.tree.unflatten(whole, full)
+
+        return Inputs(rebuild, refs, arrays, n_refs, tree, variables)
+
+    def in_transaction(self, fun: Callable[[Inputs], Any]) -> Any:
+        """`fun(self)`, as `refs.transforms._transaction.in_transaction` runs it."""
+        return in_transaction(
+            lambda refs, arrays: fun(self._replace(refs=refs, arrays=arrays)),
+            self.refs,
+            self.arrays,
+        )
+
+    def flatten(self, doing: str, given: Any) -> list[Any]:
+        """The inverse of `unflatten`: a leaf for each variable, after a check of the structure."""
+        leaves, tree = jax.tree.flatten(given)
+        if tree != self.tree:
+            raise RefValueError(
+                f"{doing}: the primals have the structure {self.tree}, and the tangents {tree}"
+            )
+        return leaves
+
+    def gather(self, leaves: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        """A tangent for each value, from one for each variable."""
+        tangents: list[Any] = [None] * len(values)
+        for variable, leaf in zip(self.variables, leaves, strict=True):
+            k = variable.position
+            given = get(leaf) if is_ref(leaf) else leaf
+            if variable.path:
+                whole = jnp.zeros_like(values[k]) if tangents[k] is None else tangents[k]
+                given = _with_part(whole, variable.path, given)
+            tangents[k] = given
+        return tangents
+
+    def unflatten(self, values: Sequence[Any]) -> Any:
+        """An array for each variable, from one for each value: of its shape, after other axes."""
+
+        def part(variable: Variable) -> Any:
+            value = values[variable.position]
+            if not variable.path:
+                return value
+            ref = self.refs[variable.position - len(self.arrays)]
+            return part_of(value, variable.path, value.ndim - ref.ndim)
+
+        return jax.tree.unflatten(self.tree, [part(v) for v in self.variables])
+
+
+def _positions(doing: str, argnums: int | Sequence[int], args: tuple[Any, ...]) -> list[int]:
+    nums = [argnums] if isinstance(argnums, int) else list(argnums)
+    for k in nums:
+        if not -len(args) <= k < len(args):
+            raise RefTypeError(
+                f"{doing} with respect to argnums={argnums} of a call with {len(args)} positional "
+                "arguments: pass what is differentiated by position"
+            )
+    return [k % len(args) for k in nums]
+
+
+def _marked(args: tuple[Any, ...], chosen: Sequence[int], kwargs: dict[str, Any]) -> list[bool]:
+    """For each leaf of a call, in JAX's order: whether it is differentiated."""
+
+    def flags(x: Any, flag: bool) -> list[bool]:
+        return [flag] * len(jax.tree.leaves(x, is_leaf=lambda y: isinstance(y, RefView)))
+
+    positional = [f for k, x in enumerate(args) for f in flags(x, k in chosen)]
+    return positional + flags(kwargs, False)
+
+
+def _check_distinct(doing: str, leaves: Sequence[Any]) -> None:
+    """A ref may be a variable once: its parts may, too, if it isn't one as a whole."""
+    whole = [id(x) for x in leaves if is_ref(x)]
+    parts = [x.ref for x in leaves if isinstance(x, RefView)]
+    repeated = [x for x in leaves if is_ref(x) and whole.count(id(x)) > 1]
+    for ref in (*repeated, *(r for r in parts if id(r) in whole)):
+        raise RefValueError(
+            f"{doing} with respect to {describe(ref)} twice: its contents are one variable. "
+            "Differentiate with respect to one of the arguments that hold it"
+        )
+
+
+def _with_part(x: Any, path: tuple[Any, ...], part: Any) -> Any:
+    first, *rest = path
+    index = Index.parse(first, x.shape)
+    return index.write(x, _with_part(index.read(x), tuple(rest), part) if rest else part)
+
+
+def part_of(value: Any, path: tuple[Any, ...], leading: int = 0) -> Any:
+    def take(x: Any) -> Any:
+        for idx in path:
+            x = Index.parse(idx, x.shape).read(x)
+        return x
+
+    if not leading:
+        return take(value)
+    front = value.shape[:leading]
+    rows = jax.vmap(take)(value.reshape(-1, *value.shape[leading:]))
+    return rows.reshape(*front, *rows.shape[1:])
+
+
+class Differentiable:
+    """A traced call as a pure function of its variables.
+
+    `values` is one array for each variable: the arrays, then the contents of refs.
+    """
+
+    def __init__(self, doing: str, fun: Callable[..., Any], inputs: Inputs, has_aux: bool):
+        self.doing, self.inputs = doing, inputs
+        self._t = Transaction.of(fun, inputs.refs, inputs.arrays, inputs.rebuild)
+        self._state = self._t.values(self._t.written, inputs.refs)
+        self._constants = self._t.values(self._t.read, inputs.refs)
+        traced = self._t.traced
+        numbered = jax.tree.unflatten(traced.out_tree, range(traced.out_tree.num_leaves))
+        if has_aux and not (isinstance(numbered, tuple) and len(numbered) == 2):
+            raise RefTypeError(
+                f"{doing} with has_aux of a function that returns a "
+                f"{type(numbered).__name__}: it must return a pair, (output, auxiliary data)"
+            )
+        self.has_aux = has_aux
+        out, self._aux = numbered if has_aux else (numbered, None)
+        places, self.out_tree = jax.tree.flatten(out)
+        for k in places:
+            if traced.out_leaves[k] is not None:
+                raise RefEscapeError(
+                    f"{doing} of a function that returns {_described(traced.out_leaves[k], inputs)}"
+                    ": return its value, `ref[...]`, or the ref as auxiliary data (`has_aux`)"
+                )
+        arrays = [k for k, marker in enumerate(traced.out_leaves) if marker is None]
+        self._outputs = [arrays.index(k) for k in places]
+        self.has_backward_effects = has_custom_vjp(traced.jaxpr)
+
+    @property
+    def values(self) -> list[Any]:
+        """The values of the variables at entry."""
+        known = {
+            slot.argument: value
+            for slots, values in ((self._t.written, self._state), (self._t.read, self._constants))
+            for slot, value in zip(slots, values, strict=True)
+        }
+        contents = [
+            known[k] if k in known else jnp.zeros(ref.shape, ref.dtype)
+            for k, ref in enumerate(self.inputs.refs[: self.inputs.n_refs])
+        ]
+        return [*self.inputs.arrays, *contents]
+
+    def __call__(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
+        """(outputs, what else comes of it: auxiliary arrays, new state, values of new refs)."""
+        n = len(self.inputs.arrays)
+
+        def at(slots: Sequence[Slot], held: Sequence[Any]) -> list[Any]:
+            return [
+                values[n + slot.argument]
+                if slot.argument is not None and slot.argument < self.inputs.n_refs
+                else value
+                for slot, value in zip(slots, held, strict=True)
+            ]
+
+        state, (arrays, made) = self._t.run(
+            at(self._t.written, self._state),
+            at(self._t.read, self._constants),
+            values[:n],
+            self.inputs.refs,
+        )
+        return [arrays[k] for k in self._outputs], (arrays, state, made)
+
+    def commit(self, rest: Any) -> Any:
+        """Writes the state back, and returns the auxiliary data."""
+        arrays, state, made = rest
+        self._t.commit(self._t.written, self.inputs.refs, state)
+        if not self.has_aux:
+            return None
+        _, aux = self._t.result(arrays, made, self.inputs.refs)
+        return aux
+
+    def backward(self, fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> Any:
+        """`fun(refs, arrays)`, a backward pass of this function.
+
+        JAX transposes loops and branches into ones that hide the refs they touch, those of users'
+        backward rules, where only we can see them: it is a transaction of its own.
+        """
+        return (run if self.has_backward_effects else in_transaction)(fun, refs, arrays)
+
+    def contents(self, rest: Any) -> list[Any]:
+        """The final contents of the refs that are variables."""
+        _, state, _ = rest
+        known = {s.argument: v for s, v in zip(self._t.written, state, strict=True)}
+        known = {**dict(enumerate(self.values[len(self.inputs.arrays) :])), **known}
+        return [known[k] for k in range(self.inputs.n_refs)]
+
+    def outputs(self, arrays: Sequence[Any]) -> Any:
+        """The function's output, from one item for each array in it."""
+        return jax.tree.unflatten(self.out_tree, arrays)
+
+
+def _described(marker: Any, inputs: Inputs) -> str:
+    if isinstance(marker, NewRef):
+        return marker.origin.describe() if marker.origin is not None else "a ref made inside"
+    return describe(marker.ref if hasattr(marker, "ref") else inputs.refs[marker.position])

@@ -1,0 +1,159 @@
+"""`refs.grad` and `refs.value_and_grad`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from refs.errors import RefTypeError
+from refs.transforms._differentiable import Differentiable, Inputs
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[..., Any]:
+    """Makes a function that evaluates `fun` and its gradient. As `jax.value_and_grad`.
+
+    The arguments differentiated are arrays, refs, views, and pytrees of them. A ref's gradient is
+    an array: the derivative with respect to its contents when the call began. What `fun` writes to
+    refs is written, once; it isn't differentiated any further, as auxiliary data isn't.
+
+    Args:
+      fun: a function over refs that returns a scalar, or with `has_aux` a scalar and anything.
+      argnums: which positional arguments to differentiate with respect to.
+      has_aux: whether `fun` returns a pair, of which the second is auxiliary data.
+      holomorphic: whether `fun` is promised to be holomorphic, of complex variables.
+      allow_int: whether variables may be integers, whose gradient is of dtype `float0`.
+
+    Returns:
+      A function of `fun`'s arguments: `(value, gradient)`, or `((value, aux), gradient)`. The
+      gradient has the structure of the differentiated argument, or is a tuple of them.
+
+    Raises:
+      RefTypeError: when called, if `fun`'s value is no real scalar, or a variable is not
+        real-valued.
+      RefValueError: when called, if a ref is a variable twice.
+      RefEscapeError: when called, if the value is a ref.
+
+    >>> n = refs.new_ref(jnp.int32(0))
+    >>> def loss(w, x):
+    ...     n[...] += 1
+    ...     return (w[...] * x).sum()
+    >>> w = refs.new_ref(jnp.array([1.0, 2.0]))
+    >>> refs.value_and_grad(loss)(w, jnp.array([3.0, 4.0]))
+    (Array(11., dtype=float32), Array([3., 4.], dtype=float32))
+    >>> n
+    Ref(1, dtype=int32)
+    """
+    return _gradient("value_and_grad", fun, argnums, has_aux, holomorphic, allow_int)
+
+
+def grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[..., Any]:
+    """Makes a function that evaluates the gradient of `fun`. As `jax.grad`.
+
+    Args, raises: as `value_and_grad`.
+
+    Returns:
+      A function of `fun`'s arguments: the gradient, or `(gradient, aux)`.
+
+    >>> log = refs.new_ref(jnp.zeros(2))
+    >>> def loss(x):
+    ...     log[0] = x
+    ...     log[1] = x**2
+    ...     return log[0] * log[1]
+    >>> refs.grad(loss)(2.0)
+    Array(12., dtype=float32, weak_type=True)
+    >>> log
+    Ref([2., 4.], dtype=float32)
+    """
+    both = _gradient("grad", fun, argnums, has_aux, holomorphic, allow_int)
+
+    @functools.wraps(fun)
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, gradient = both(*args, **kwargs)
+        return (gradient, value[1]) if has_aux else gradient
+
+    return gradient
+
+
+def _gradient(
+    doing: str,
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    holomorphic: bool,
+    allow_int: bool,
+) -> Callable[..., Any]:
+    @functools.wraps(fun)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        def inside(inputs: Inputs) -> Any:
+            f = Differentiable(doing, fun, inputs, has_aux)
+            values = f.values
+            for x in values:
+                check_variable(doing, x, holomorphic, allow_int)
+            [*out], pullback, rest = jax.vjp(f, values, has_aux=True)
+            value = _check_scalar(doing, f.outputs(out), holomorphic)
+            aux = f.commit(rest)
+            [cotangents] = f.backward(lambda _, cts: pullback(cts), [], [jnp.ones_like(value)])
+            gradient = inputs.unflatten(cotangents)
+            return ((value, aux) if has_aux else value), gradient
+
+        return Inputs.of(doing, argnums, args, kwargs).in_transaction(inside)
+
+    return both
+
+
+def check_variable(doing: str, x: Any, holomorphic: bool, allow_int: bool) -> None:
+    """Refuses what has no gradient of its own type, as JAX does."""
+    dtype = jnp.result_type(x)
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        raise RefTypeError(
+            f"{doing} with respect to a variable of dtype {dtype}: it has no derivative"
+        )
+    if holomorphic and not jnp.issubdtype(dtype, jnp.complexfloating):
+        raise RefTypeError(
+            f"{doing} with holomorphic=True with respect to a variable of dtype {dtype}: it must "
+            "be complex"
+        )
+    if jnp.issubdtype(dtype, jnp.inexact) or allow_int:
+        return
+    raise RefTypeError(
+        f"{doing} with respect to a variable of dtype {dtype}: it has no gradient of that type. "
+        "Leave it out of `argnums`, or set allow_int=True, which makes its gradient one of dtype "
+        "float0"
+    )
+
+
+def _check_scalar(doing: str, value: Any, holomorphic: bool) -> Any:
+    leaves = jax.tree.leaves(value)
+    if len(leaves) != 1 or leaves[0] is not value:
+        raise RefTypeError(
+            f"{doing} of a function that returns a {type(value).__name__}: its value must be a "
+            "scalar. With has_aux=True it may return a scalar and anything else"
+        )
+    if value.shape:
+        raise RefTypeError(
+            f"{doing} of a function that returns an array of shape {value.shape}: its value must "
+            "be a scalar. `refs.jacrev` differentiates arrays"
+        )
+    wanted, word = (jnp.complexfloating, "complex") if holomorphic else (jnp.floating, "real")
+    if not jnp.issubdtype(value.dtype, wanted):
+        raise RefTypeError(
+            f"{doing} of a function that returns a scalar of dtype {value.dtype}: with "
+            f"holomorphic={holomorphic} its value must be {word}"
+        )
+    return value

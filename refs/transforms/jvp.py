@@ -1,0 +1,104 @@
+"""`refs.jvp` and `refs.linearize`: differentiation forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from refs._access import set
+from refs._tracing import is_ref
+from refs.errors import RefTypeError
+from refs.transforms._differentiable import Differentiable, Inputs
+
+
+def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = False) -> Any:
+    """Evaluates `fun(*primals)` and its derivative in the direction `tangents`. As `jax.jvp`.
+
+    Args:
+      fun: a function over refs.
+      primals: a sequence of arrays, refs, views and pytrees of them.
+      tangents: one for each of the primals, of the same structure. At the place of a ref or view
+        stands an array of the same shape, or for a ref another ref: it holds the tangent of the
+        ref's contents at entry, and gets that of its contents at the end.
+      has_aux: whether `fun` returns a pair, of which the second is auxiliary data.
+
+    Returns:
+      `(output, tangent)`, or `(output, tangent, aux)`.
+
+    Raises:
+      RefTypeError: if the primals or the tangents are no tuple or list.
+      RefValueError: if their structures differ, or a ref is a variable twice.
+      RefEscapeError: if `fun` returns a ref, other than as auxiliary data.
+
+    >>> w = refs.new_ref(jnp.array([1.0, 2.0]))
+    >>> refs.jvp(lambda w, x: w[...] * x, (w, 3.0), (jnp.ones(2), 0.0))
+    (Array([3., 6.], dtype=float32), Array([3., 3.], dtype=float32))
+    """
+    if not isinstance(primals, tuple | list) or not isinstance(tangents, tuple | list):
+        raise RefTypeError(
+            f"jvp takes a tuple or list of primals and one of tangents, not a "
+            f"{type(primals).__name__} and a {type(tangents).__name__}"
+        )
+    inputs = Inputs.of("jvp", tuple(range(len(primals))), tuple(primals), {})
+    directions = inputs.flatten("jvp", tuple(tangents))
+
+    def inside(inputs: Inputs) -> Any:
+        f = Differentiable("jvp", fun, inputs, has_aux)
+        values = f.values
+
+        def with_contents(values: Any) -> Any:
+            out, rest = f(values)
+            return (out, f.contents(rest)), rest
+
+        (out, _), (tangents_out, final), rest = jax.jvp(
+            with_contents, (values,), (inputs.gather(directions, values),), has_aux=True
+        )
+        aux = f.commit(rest)
+        for variable, direction in zip(inputs.variables, directions, strict=True):
+            if is_ref(direction):
+                set(direction, ..., final[variable.position - len(inputs.arrays)])
+        both = f.outputs(out), f.outputs(tangents_out)
+        return (*both, aux) if has_aux else both
+
+    return inputs.in_transaction(inside)
+
+
+def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    """Evaluates `fun(*primals)` and its derivative there as a linear function. As `jax.linearize`.
+
+    Args:
+      fun: a function over refs.
+      *primals: arrays, refs, views and pytrees of them: all are variables. A ref's value when the
+        call begins is what it is differentiated at.
+      has_aux: whether `fun` returns a pair, of which the second is auxiliary data.
+
+    Returns:
+      `(output, f_jvp)`, or `(output, f_jvp, aux)`: `f_jvp(*tangents)` is the output's tangent.
+
+    Raises:
+      RefValueError: if a ref is a variable twice; from `f_jvp`, if the tangents' structure is not
+        the primals'.
+      RefEscapeError: if `fun` returns a ref, other than as auxiliary data.
+
+    >>> n = refs.new_ref(jnp.int32(0))
+    >>> def f(x):
+    ...     n[...] += 1
+    ...     return x**2
+    >>> _, f_jvp = refs.linearize(f, 3.0)
+    >>> f_jvp(1.0), f_jvp(2.0), n[...]
+    (Array(6., dtype=float32, weak_type=True), Array(12., dtype=float32, weak_type=True),
+     Array(1, dtype=int32))
+    """
+    inputs = Inputs.of("linearize", tuple(range(len(primals))), primals, {})
+    f = Differentiable("linearize", fun, inputs, has_aux)
+    values = f.values
+    out, native, rest = jax.linearize(f, values, has_aux=True)
+    aux = f.commit(rest)
+
+    def f_jvp(*tangents: Any) -> Any:
+        directions = inputs.flatten("linearize", tangents)
+        return f.outputs(native(inputs.gather(directions, values)))
+
+    return (f.outputs(out), f_jvp, aux) if has_aux else (f.outputs(out), f_jvp)

@@ -1,0 +1,262 @@
+"""Loops and branches over refs: those of `jax.lax`, at top level too, with refs and views wherever
+a value may be.
+
+Inside a trace they are JAX's own, which take refs that are closed over. What these add: concrete
+refs at top level (where JAX's `while_loop` hangs, and its `cond` and `scan` take no handle twice),
+the same ref in several places, views, and checks. There is no `associative_scan`: it is of pure
+functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from refs._access import describe
+from refs._tracing import Call, is_ref
+from refs._view import RefView
+from refs.errors import RefTypeError
+from refs.transforms._transaction import in_transaction
+from refs.transforms.vmap import vmap
+
+
+def scan(
+    f: Callable[[Any, Any], Any],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+) -> tuple[Any, Any]:
+    """Scans `f` over leading axes. As `jax.lax.scan`, at top level too.
+
+    Args:
+      f: `f(carry, x) -> (carry, y)`, a function over refs.
+      init: the first carry: a pytree of arrays.
+      xs: a pytree of arrays and refs: a step gets their rows. A ref's row is a ref, which reads
+        and writes that row in place.
+      length, reverse, unroll: as in `jax.lax.scan`.
+
+    Returns:
+      The last carry and the stacked `y`s.
+
+    Raises:
+      RefTypeError: if the carry holds a ref, or `xs` a view.
+      RefEscapeError: if `f` returns a ref, or closes over one that is also in `xs`.
+
+    >>> table, total = refs.new_ref(jnp.arange(6).reshape(3, 2)), refs.new_ref(jnp.int32(0))
+    >>> def step(carry, row):
+    ...     row[...] *= 10
+    ...     total[...] += row[0]
+    ...     return carry + 1, None
+    >>> refs.scan(step, 0, table)[0], total[...]
+    (Array(3, dtype=int32, weak_type=True), Array(60, dtype=int32))
+    >>> table[2]
+    Array([40, 50], dtype=int32)
+    """
+    _check_no_refs("scan", "its carry", init)
+    for x in jax.tree.leaves(xs, is_leaf=lambda x: isinstance(x, RefView)):
+        if isinstance(x, RefView):
+            raise RefTypeError(
+                f"scan over a view of {describe(x.ref)}: scan over the ref, or over indices, and "
+                "take the view inside"
+            )
+    call = Call.of((xs,), {})
+    start = Call.of((init,), {})
+
+    def inside(refs: Any, arrays: Any) -> Any:
+        init_leaves, leaves = arrays
+        [first], _ = start.rebuild([], init_leaves)
+
+        def step(carry: Any, rows: Any) -> Any:
+            [x], _ = call.rebuild(*rows)
+            return f(carry, x)
+
+        return lax.scan(step, first, (refs, leaves), length=length, reverse=reverse, unroll=unroll)
+
+    return _run(inside, call.refs, [start.leaves, call.leaves])
+
+
+def while_loop(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_val: Any) -> Any:
+    """Repeats `body_fun` while `cond_fun` is true. As `jax.lax.while_loop`, at top level too.
+
+    Both may read and write refs that they close over: `cond_fun` sees what `body_fun` wrote.
+
+    Args:
+      cond_fun: from the carry, a scalar boolean.
+      body_fun: from the carry, the next one.
+      init_val: the first carry: a pytree of arrays.
+
+    Raises:
+      RefTypeError: if the carry holds a ref.
+      RefEscapeError: if `body_fun` returns one.
+
+    >>> n = refs.new_ref(jnp.int32(0))
+    >>> def body(x):
+    ...     n[...] += 1
+    ...     return x * 2
+    >>> refs.while_loop(lambda x: n[...] < 5, body, 1)
+    Array(32, dtype=int32, weak_type=True)
+    """
+    _check_no_refs("while_loop", "its carry", init_val)
+    return _with_arrays(lambda init: lax.while_loop(cond_fun, body_fun, init), init_val)
+
+
+def fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[[Any, Any], Any],
+    init_val: Any,
+    *,
+    unroll: int | bool | None = None,
+) -> Any:
+    """Repeats `val = body_fun(i, val)`. As `jax.lax.fori_loop`, at top level too.
+
+    Args:
+      lower, upper: the first `i`, and the one after the last.
+      body_fun: a function over refs of the index and the carry.
+      init_val: the first carry: a pytree of arrays.
+      unroll: as in `jax.lax.fori_loop`.
+
+    Raises:
+      RefTypeError: if the carry holds a ref.
+      RefEscapeError: if `body_fun` returns one.
+
+    >>> fib = refs.new_ref(jnp.ones(8, jnp.int32))
+    >>> def body(i, _):
+    ...     fib[i] = fib[i - 1] + fib[i - 2]
+    >>> refs.fori_loop(2, 8, body, None)
+    >>> fib
+    Ref([ 1,  1,  2,  3,  5,  8, 13, 21], dtype=int32)
+    """
+    _check_no_refs("fori_loop", "its carry", init_val)
+    if isinstance(lower, int) and isinstance(upper, int):  # Then it is a scan, with a gradient.
+        return _with_arrays(
+            lambda init: lax.fori_loop(lower, upper, body_fun, init, unroll=unroll), init_val
+        )
+    return _with_arrays(
+        lambda given: lax.fori_loop(given[0], given[1], body_fun, given[2], unroll=unroll),
+        (lower, upper, init_val),
+    )
+
+
+def cond(
+    pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any
+) -> Any:
+    """Calls one of two functions. As `jax.lax.cond`, at top level too.
+
+    Args:
+      pred: a scalar; anything but zero is true.
+      true_fun, false_fun: functions over refs of the operands, with results of the same types.
+      *operands: pytrees of arrays, refs and views, the same ref any number of times.
+
+    Raises:
+      RefEscapeError: if a branch returns a ref.
+
+    >>> r = refs.new_ref(jnp.zeros(2))
+    >>> refs.cond(True, lambda r, v: r.set(v), lambda r, v: None, r.at[1], 5.0)
+    >>> r
+    Ref([0., 5.], dtype=float32)
+    """
+    return _branch(lambda p, fs: lax.cond(p, *fs), pred, [true_fun, false_fun], operands)
+
+
+def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+    """Calls one of several functions. As `jax.lax.switch`, at top level too.
+
+    Args:
+      index: a scalar integer, clamped to the branches there are.
+      branches: functions over refs of the operands, with results of the same types.
+      *operands: pytrees of arrays, refs and views, the same ref any number of times.
+
+    Raises:
+      RefEscapeError: if a branch returns a ref.
+
+    >>> r = refs.new_ref(jnp.int32(0))
+    >>> refs.switch(1, [lambda: r.set(10), lambda: r.set(20)])
+    >>> r
+    Ref(20, dtype=int32)
+    """
+    return _branch(lax.switch, index, list(branches), operands)
+
+
+def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:
+    """Applies `f` to row after row. As `jax.lax.map`, at top level too.
+
+    Args:
+      f: a function over refs.
+      xs: a pytree of arrays and refs, as for `scan`.
+      batch_size: how many rows to apply `f` to at once, with `refs.vmap`, whose rules then hold;
+        `xs` must be arrays.
+
+    Raises:
+      RefTypeError: if `xs` holds a view, or with `batch_size`, a ref.
+      RefEscapeError: if `f` returns a ref, or closes over one that is also in `xs`.
+
+    >>> seen = refs.new_ref(jnp.int32(0))
+    >>> refs.map(lambda x: seen.at[...].add(x), jnp.arange(4))
+    >>> seen
+    Ref(6, dtype=int32)
+    """
+    if batch_size is None:
+        return scan(lambda _, x: (None, f(x)), None, xs)[1]
+    _check_no_refs("map with batch_size", "xs", xs)
+    n = len(jax.tree.leaves(xs)[0])
+    whole = n - n % batch_size
+
+    def batched(xs: Any) -> Any:
+        batches = jax.tree.map(
+            lambda x: x[:whole].reshape(whole // batch_size, batch_size, *x.shape[1:]), xs
+        )
+        ys = scan(lambda _, batch: (None, vmap(f)(batch)), None, batches)[1]
+        ys = jax.tree.map(lambda y: y.reshape(whole, *y.shape[2:]), ys)
+        if whole == n:
+            return ys
+        rest = vmap(f)(jax.tree.map(lambda x: x[whole:], xs))
+        return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), ys, rest)
+
+    return _with_arrays(batched, jax.tree.map(jnp.asarray, xs))
+
+
+def _branch(
+    choose: Callable[[Any, Sequence[Any]], Any],
+    index: Any,
+    branches: Sequence[Callable[..., Any]],
+    operands: tuple[Any, ...],
+) -> Any:
+    call = Call.of(operands, {})
+
+    def inside(refs: Any, arrays: Any) -> Any:
+        index, leaves = arrays
+
+        def closed(branch: Callable[..., Any]) -> Callable[[], Any]:
+            args, _ = call.rebuild(refs, leaves)
+            return lambda: branch(*args)
+
+        return choose(index, [closed(b) for b in branches])
+
+    return _run(inside, call.refs, [index, call.leaves])
+
+
+def _with_arrays(fun: Callable[[Any], Any], given: Any) -> Any:
+    """`fun(given)`, a pytree of arrays, in a transaction."""
+    return _run(lambda refs, arrays: fun(arrays), [], given)
+
+
+def _run(fun: Callable[..., Any], refs: Sequence[Any], arrays: Any) -> Any:
+    leaves, tree = jax.tree.flatten(arrays)
+    return in_transaction(
+        lambda refs, leaves: fun(refs, jax.tree.unflatten(tree, leaves)), refs, leaves
+    )
+
+
+def _check_no_refs(doing: str, where: str, tree: Any) -> None:
+    for x in jax.tree.leaves(tree):
+        if is_ref(x):
+            raise RefTypeError(
+                f"{doing}: {where} holds {describe(x)}, which stays the same ref: close over it"
+            )

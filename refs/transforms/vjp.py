@@ -1,0 +1,161 @@
+"""`refs.vjp`: the output, and a function that pulls cotangents back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from refs import _jax
+from refs._access import addupdate
+from refs._tracing import is_ref
+from refs.errors import RefTypeError, RefValueError
+from refs.transforms._differentiable import Differentiable, Inputs, part_of
+from refs.transforms._transaction import in_transaction, run
+
+
+def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    """Evaluates `fun(*primals)` and the pullback there. As `jax.vjp`.
+
+    Args:
+      fun: a function over refs.
+      *primals: arrays, refs, views and pytrees of them: all are variables. A ref's value when the
+        call begins is what it is differentiated at.
+      has_aux: whether `fun` returns a pair, of which the second is auxiliary data.
+
+    Returns:
+      `(output, pullback)`, or `(output, pullback, aux)`. The `Pullback` takes a cotangent of the
+      output and returns a tuple with one of each primal, that of a ref being an array. Its method
+      `with_refs` says which are to be accumulated into refs instead.
+
+    Raises:
+      RefValueError: if a ref is a variable twice.
+      RefEscapeError: if `fun` returns a ref, other than as auxiliary data.
+
+    >>> w = refs.new_ref(jnp.array([1.0, 2.0]))
+    >>> out, pullback = refs.vjp(lambda w, x: w[...] * x, w, 3.0)
+    >>> pullback(jnp.ones(2))
+    (Array([3., 3.], dtype=float32), Array(3., dtype=float32, weak_type=True))
+    """
+    inputs = Inputs.of("vjp", tuple(range(len(primals))), primals, {})
+    f = Differentiable("vjp", fun, inputs, has_aux)
+    out, native, rest = jax.vjp(f, f.values, has_aux=True)
+    aux = f.commit(rest)
+    pullback = Pullback(native, inputs, f.out_tree, f.has_backward_effects)
+    return (f.outputs(out), pullback, aux) if has_aux else (f.outputs(out), pullback)
+
+
+@jax.tree_util.register_pytree_node_class
+class Pullback:
+    """The second result of `refs.vjp`: a function from cotangents to cotangents.
+
+    It is a pytree of what the backward pass needs, so it can be passed to a jitted function.
+    """
+
+    def __init__(self, native: Any, inputs: Inputs, out_tree: Any, has_effects: bool):
+        self._native = native
+        self._tree, self._variables = inputs.tree, inputs.variables
+        self._out_tree, self._has_effects = out_tree, has_effects
+
+    def __call__(self, cotangent: Any) -> Any:
+        """The cotangent of each primal, given that of the output."""
+        return self._apply([_jax.GradValue()] * len(self._variables), cotangent)
+
+    def with_refs(self, *wanted: Any) -> Callable[[Any], Any]:
+        """Says what is to become of each cotangent, as `jax.vjp`'s function does.
+
+        Args:
+          *wanted: one for each primal, of the same structure. A leaf is a ref, into which the
+            cotangent will be accumulated; `jax.ad.GradValue()`, to have it returned; or
+            `jax.ad.DontWant()`, to have it not computed at all.
+
+        Returns:
+          A function of the output's cotangent. Its result has `jax.ad.GradRef()` and
+          `jax.ad.DidntWant()` in the places of the others.
+
+        Raises:
+          RefValueError: if the structure is another.
+          RefTypeError: if a leaf is none of these.
+
+        >>> total = refs.new_ref(jnp.ones(2))
+        >>> _, pullback = refs.vjp(lambda x: x**2, jnp.array([3.0, 4.0]))
+        >>> pullback.with_refs(total)(jnp.ones(2))
+        (GradRef(),)
+        >>> total
+        Ref([7., 9.], dtype=float32)
+        """
+        leaves, tree = jax.tree.flatten(wanted)
+        if tree != self._tree:
+            raise RefValueError(
+                f"with_refs: the primals have the structure {self._tree}, and the arguments {tree}"
+            )
+        for x in leaves:
+            if not is_ref(x) and not isinstance(x, _jax.GradValue | _jax.DontWant):
+                raise RefTypeError(
+                    f"with_refs takes a Ref, `jax.ad.GradValue()` or `jax.ad.DontWant()` for each "
+                    f"primal, not a {type(x).__name__}"
+                )
+        return lambda cotangent: self._apply(leaves, cotangent)
+
+    def _apply(self, wanted: list[Any], cotangent: Any) -> Any:
+        cts, tree = jax.tree.flatten(cotangent)
+        if tree != self._out_tree:
+            raise RefValueError(
+                f"the output of the differentiated function has the structure {self._out_tree}, "
+                f"and the cotangent {tree}"
+            )
+        into = [x for x in wanted if is_ref(x)]
+
+        def backward(into: list[Any], cts: list[Any]) -> list[Any]:
+            rest = iter(into)
+            items = [next(rest) if is_ref(x) else x for x in wanted]
+            return [x for x in self._backward(items, cts) if not _is_word(x)]
+
+        # JAX transposes loops and branches into ones that hide the refs of users' backward rules.
+        run_it = run if self._has_effects else in_transaction
+        arrays = iter(run_it(backward, into, cts))
+        return jax.tree.unflatten(
+            self._tree,
+            [
+                _jax.GradRef()
+                if is_ref(x)
+                else (_jax.DidntWant() if isinstance(x, _jax.DontWant) else next(arrays))
+                for x in wanted
+            ],
+        )
+
+    def _backward(self, wanted: list[Any], cts: list[Any]) -> list[Any]:
+        """What becomes of each variable's cotangent."""
+        n_values = 1 + max((v.position for v in self._variables), default=-1)
+        asked: list[Any] = [_jax.DontWant()] * n_values
+        for variable, x in zip(self._variables, wanted, strict=True):
+            if not isinstance(x, _jax.DontWant):
+                # A part's cotangent is taken out of the whole's, which a ref of it isn't.
+                asked[variable.position] = _jax.GradValue() if variable.path else x
+        [values] = self._native.with_refs(asked)(cts)
+        return [self._finish(v, x, values) for v, x in zip(self._variables, wanted, strict=True)]
+
+    def _finish(self, variable: Any, wanted: Any, values: list[Any]) -> Any:
+        value = values[variable.position]
+        if isinstance(wanted, _jax.DontWant) or not variable.path:
+            return value if not isinstance(wanted, _jax.DontWant) else _jax.DidntWant()
+        part = part_of(value, variable.path)
+        if is_ref(wanted):
+            addupdate(wanted, ..., part)
+            return _jax.GradRef()
+        return part
+
+    def tree_flatten(self) -> tuple[Any, ...]:
+        return (self._native,), (self._tree, self._variables, self._out_tree, self._has_effects)
+
+    @classmethod
+    def tree_unflatten(cls, aux: tuple[Any, ...], children: tuple[Any, ...]) -> Pullback:
+        pullback = object.__new__(cls)
+        [pullback._native] = children
+        pullback._tree, pullback._variables, pullback._out_tree, pullback._has_effects = aux
+        return pullback
+
+
+def _is_word(x: Any) -> bool:
+    return isinstance(x, _jax.GradRef | _jax.DidntWant)

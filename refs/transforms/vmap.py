@@ -1,0 +1,255 @@
+"""`refs.vmap`: a function over refs, for many lanes at once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from refs import _jax
+from refs._access import describe
+from refs._effects import Touch
+from refs._tracing import Call, NewRef, Trace, ref_type, trace
+from refs._view import RefView
+from refs.discharge._interpreter import Context
+from refs.discharge._lanes import Lanes, Sum
+from refs.errors import RefTypeError, RefValueError
+from refs.lanes._variance import Contents, Variance
+from refs.transforms._signature import broadcast_prefix
+from refs.transforms._transaction import Slot, Transaction, in_lane, in_transaction
+
+
+def vmap(
+    fun: Callable[..., Any],
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    spmd_axis_name: Any = None,
+) -> Callable[..., Any]:
+    """Maps a function over refs. As `jax.vmap`: it means `for x in xs: fun(x)`.
+
+    A ref for which `in_axes` has an integer gives each lane its slice, to read and to write. A ref
+    that is closed over, or for which it has None, is shared: lanes may read it; or accumulate into
+    it, `r[...] += x`, and every lane's contribution arrives, at the cost of the contributions; or
+    overwrite it with what is the same in every lane. What would depend on the order of the lanes
+    is an error.
+
+    Args:
+      fun: the function of one lane.
+      in_axes: which axis of each argument to map over, as a pytree prefix; None for those that all
+        lanes share.
+      out_axes: where to put the lanes in the results, as a pytree prefix. A ref that a lane makes
+        and returns becomes a ref of all the lanes' contents.
+      axis_name: a name for collectives between the lanes.
+      axis_size: the number of lanes, if no argument is mapped.
+      spmd_axis_name: as in `jax.vmap`.
+
+    Returns:
+      The mapped function.
+
+    Raises:
+      RefTypeError: when called, if a view is mapped.
+      RefValueError: when called, if the arguments have no, or not the same, number of lanes; if a
+        ref is both mapped and shared; or if what a shared ref ends up with would depend on the
+        order of the lanes.
+
+    >>> counts = refs.new_ref(jnp.zeros(4, jnp.int32), name="counts")
+    >>> def lane(x):
+    ...     counts[x] += 1
+    ...     return counts.size * x
+    >>> refs.vmap(lane)(jnp.array([0, 2, 2]))
+    Array([0, 8, 8], dtype=int32)
+    >>> counts
+    Ref([1, 0, 2, 0], dtype=int32, name='counts')
+    """
+
+    @functools.wraps(fun)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        call = Call.of(args, kwargs)
+        axes = _Axes.of(call, _leaf_axes(in_axes, args, kwargs), axis_size)
+
+        def inside(refs: Any, leaves: Any) -> Any:
+            env = [] if axis_name is None else [(axis_name, axes.size)]
+            with in_lane():
+                traced = trace(fun, axes.ref_types, axes.leaf_types, call.rebuild, env)
+            t = Transaction(traced, refs)
+            axis_of = {s: axes.of_slot(s, refs) for s in t.touch_of}
+            variance = _analyse(t, axis_of, axes, axis_name)
+            sums = [s for s, touch in t.touch_of.items() if axis_of[s] is None and _is_sum(touch)]
+            written = [s for s in t.written if s not in sums]
+
+            def lane(lane: Any, state: Any, constants: Any, leaves: Any) -> Any:
+                cells = t.cells(written, state) | t.cells(t.read, constants)
+                for slot, ref in zip(sums, t.refs(sums, refs), strict=True):
+                    cells[slot] = Sum(ref, slot.origin)
+                _, (arrays, made) = t.run_cells(cells, leaves, Context(lanes=Lanes(variance, lane)))
+                return [cells[s].read() for s in written], arrays, made
+
+            state_axes = [axis_of[s] for s in written]
+            batched = jax.vmap(
+                lane,
+                in_axes=(0, state_axes, [axis_of[s] for s in t.read], axes.of_leaves),
+                out_axes=(state_axes, *_result_axes(traced, out_axes)),
+                axis_name=axis_name,
+                axis_size=axes.size,
+                spmd_axis_name=spmd_axis_name,
+            )
+            state, arrays, made = batched(
+                jnp.ones(axes.size, bool), t.values(written, refs), t.values(t.read, refs), leaves
+            )
+            t.commit(written, refs, state)
+            return t.result(arrays, made, refs)
+
+        return in_transaction(inside, call.refs, call.leaves)
+
+    return mapped
+
+
+class _Axes(NamedTuple):
+    """How the arguments of a call are mapped: None is for what all lanes share."""
+
+    size: int
+    of_refs: list[int | None]
+    of_leaves: list[int | None]
+    ref_types: list[Any]
+    leaf_types: list[Any]
+
+    @staticmethod
+    def of(call: Call, axes: Sequence[int | None], axis_size: int | None) -> _Axes:
+        of_refs: dict[int, int | None] = {}
+        of_leaves: list[int | None] = []
+        leaf_types: list[Any] = [_jax.shaped_abstractify(x) for x in call.leaves]
+        for place, axis in zip(call.ref_places, axes, strict=True):
+            if place is None:
+                of_leaves.append(_normal(axis, leaf_types[len(of_leaves)], "an argument"))
+                continue
+            ref = call.refs[place]
+            axis = _normal(axis, ref, describe(ref))
+            if of_refs.setdefault(place, axis) != axis:
+                raise RefValueError(
+                    f"vmap: {describe(ref)} is passed twice, mapped over axes {of_refs[place]} and "
+                    f"{axis}: each lane has one view of it"
+                )
+        ref_axes = [of_refs[k] for k in range(len(call.refs))]
+        sizes = {
+            x.shape[axis]
+            for x, axis in zip((*call.refs, *leaf_types), (*ref_axes, *of_leaves), strict=True)
+            if axis is not None
+        }
+        sizes |= {axis_size} - {None}
+        if len(sizes) != 1:
+            raise RefValueError(
+                f"vmap over arguments with {' and '.join(map(str, sorted(sizes)))} lanes: they "
+                "must have the same number"
+                if sizes
+                else "vmap over no argument: nothing in `in_axes` is an axis. Give one, or "
+                "axis_size"
+            )
+        [size] = sizes
+        leaf_types = [
+            _lane_type(x, axis, size) for x, axis in zip(leaf_types, of_leaves, strict=True)
+        ]
+        ref_types = [
+            ref_type(r) if axis is None else _jax.mapped_aval(size, axis, ref_type(r))
+            for r, axis in zip(call.refs, ref_axes, strict=True)
+        ]
+        return _Axes(size, ref_axes, of_leaves, ref_types, leaf_types)
+
+    def of_slot(self, slot: Slot, refs: Sequence[Any]) -> int | None:
+        if slot.argument is None:
+            return None
+        axis = self.of_refs[slot.argument]
+        if axis is not None and slot.outer is not None:
+            raise RefValueError(
+                f"vmap over {describe(refs[slot.argument])}, which the function also closes "
+                "over: that would be the whole ref, in every lane. Use the argument only"
+            )
+        return axis
+
+
+def _normal(axis: Any, x: Any, what: str) -> int | None:
+    """An axis of `x`, counted from the front."""
+    if axis is None:
+        return None
+    if not isinstance(axis, int):
+        raise RefTypeError(
+            f"vmap: in_axes has a {type(axis).__name__} for {what}: it takes integers and None"
+        )
+    if not -x.ndim <= axis < x.ndim:
+        raise RefValueError(
+            f"vmap over axis {axis} of {what} of shape {x.shape}, which has no such axis"
+        )
+    return axis % x.ndim
+
+
+def _lane_type(aval: Any, axis: int | None, size: int) -> Any:
+    aval = aval if axis is None else _jax.mapped_aval(size, axis, aval)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _leaf_axes(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The axis of each leaf of a call. Keyword arguments are mapped over their first."""
+
+    def is_view(x: Any) -> bool:
+        return isinstance(x, RefView)
+
+    in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_view)
+    try:
+        axes = broadcast_prefix((in_axes, 0), tree)
+    except ValueError as error:
+        raise RefValueError(
+            f"vmap: in_axes={in_axes} doesn't fit the {len(args)} positional arguments: it must be "
+            "an integer, None, or a tuple with an entry for each, of which every one is a prefix "
+            "of the argument's structure"
+        ) from error
+    found: list[Any] = []
+    for leaf, axis in zip(leaves, axes, strict=True):
+        if is_view(leaf) and axis is not None:
+            raise RefTypeError(
+                f"vmap over a view of {describe(leaf.ref)}: map over the ref, or an index, and "
+                "take the view inside"
+            )
+        found += [axis] * (len(jax.tree.leaves(leaf)) if is_view(leaf) else 1)
+    return found
+
+
+def _is_sum(touch: Touch) -> bool:
+    return touch == Touch.ACCUMULATE
+
+
+def _analyse(
+    t: Transaction, axis_of: dict[Slot, int | None], axes: _Axes, axis_name: Any
+) -> Variance:
+    contents = {
+        s: Contents(s.origin, False, touch) if axis_of[s] is None else Contents(s.origin, True)
+        for s, touch in t.touch_of.items()
+    }
+    of_argument = {s.argument: c for s, c in contents.items()}
+    refs = {id(t.program.refs[s.outer]): c for s, c in contents.items() if s.outer is not None}
+    variance = Variance(axes.size, axis_name)
+    variance.run(
+        t.traced.jaxpr,
+        refs,
+        [
+            *(of_argument[i] for i in range(len(axes.of_refs))),
+            *(axis is not None for axis in axes.of_leaves),
+        ],
+    )
+    return variance
+
+
+def _result_axes(traced: Trace, out_axes: Any) -> tuple[list[Any], list[Any]]:
+    """Where the lanes go in the array outputs, and in the contents of new refs."""
+    axes = broadcast_prefix(out_axes, traced.out_tree)
+    arrays = [axis for axis, m in zip(axes, traced.out_leaves, strict=True) if m is None]
+    made = {
+        m.position: axis
+        for axis, m in zip(axes, traced.out_leaves, strict=True)
+        if isinstance(m, NewRef)
+    }
+    return arrays, [made[k] for k in range(len(made))]
