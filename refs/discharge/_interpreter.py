@@ -97,7 +97,7 @@ class Context:
 
         It is traced when it is needed. Outside differentiation it never is.
         """
-        return self.differentiated and (
+        return (self.differentiated or self.lanes is not None) and (
             eqn.primitive is _jax.custom_vjp_call_p
             or any(_effects.has_custom_vjp(inner) for inner in _jax.jaxprs_in(eqn.params))
         )

@@ -2,68 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
-from refs import _effects, _jax
-from refs._effects import Touch
-from refs._tracing import is_ref, unique
+from refs import _jax
 from refs.discharge._cells import Cell
 from refs.discharge._interpreter import Context
+from refs.discharge._program import Program
 from refs.errors import RefTypeError
-
-
-class Program(NamedTuple):
-    """A closed jaxpr, seen as a function of state.
-
-    Attributes:
-      jaxpr: the effectful jaxpr; its constants may be refs.
-      refs: the refs that it closes over, distinct, those of inner jaxprs included.
-      const_refs: for each constant: which of `refs` it is, or None.
-    """
-
-    jaxpr: Any
-    refs: list[Any]
-    const_refs: tuple[int | None, ...]
-
-    @staticmethod
-    def of(jaxpr: Any) -> Program:
-        consts = [c for c in jaxpr.consts if is_ref(c)]
-        hidden = [ref for ref, _ in _effects.touches(jaxpr).hidden]
-        found = unique([*consts, *hidden])
-        places = iter(found.places)
-        return Program(
-            jaxpr, found.items, tuple(next(places) if is_ref(c) else None for c in jaxpr.consts)
-        )
-
-    def touches(self, same: dict[int, int]) -> tuple[list[Touch], list[Touch]]:
-        """What is done to each of `refs`, and to each input.
-
-        `same` maps an input to the one of `refs` that it is: what is done to one is done to both.
-        """
-        found = _effects.touches(self.jaxpr)
-        refs = [Touch.NONE] * len(self.refs)
-        position = {id(ref): k for k, ref in enumerate(self.refs)}
-        for k, kind in zip(self.const_refs, found.consts, strict=True):
-            if k is not None:
-                refs[k] |= kind
-        for ref, kind in found.hidden:
-            refs[position[id(ref)]] |= kind
-        inputs = list(found.inputs)
-        for i, k in same.items():
-            inputs[i] = refs[k] = inputs[i] | refs[k]
-        return refs, inputs
-
-    def run(self, ctx: Context, ref_cells: Sequence[Cell], inputs: Sequence[Any]) -> list[Any]:
-        """Interprets the program: a cell for each of `refs`, values and cells for the inputs."""
-        ctx.cells = {id(ref): cell for ref, cell in zip(self.refs, ref_cells, strict=True)}
-        consts = [
-            c if k is None else ref_cells[k]
-            for c, k in zip(self.jaxpr.consts, self.const_refs, strict=True)
-        ]
-        return ctx.eval_open(self.jaxpr.jaxpr, consts, inputs)
 
 
 def discharge(closed_jaxpr: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,8 @@ from refs import _jax
 from refs._access import describe
 from refs.discharge._cells import Cell
 from refs.discharge._interpreter import Context, merge, split
+from refs.discharge._lanes import Lanes
+from refs.discharge._program import Program, run_in_lanes
 from refs.discharge._registry import register
 from refs.errors import RefEscapeError
 
@@ -27,8 +29,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
     [closed] = _jax.jaxprs_in(eqn.params)
     rule = _jax.vjp_rule(eqn.params)
     scope = ctx.scope((closed, args))
-    target = ctx.targets()
-    where = _jax.user_line(eqn)
+    target, where, variance = ctx.targets(), _jax.user_line(eqn), ctx.lanes and ctx.lanes.variance
     n_flags = len(scope.constants) - len(scope.read)
     arguments = args[rule.num_consts :]
 
@@ -58,11 +59,24 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
                     f"{r.describe()} is a residual of a custom VJP rule, at "
                     f"{_jax.user_line(eqn)}: save its value, `ref[...]`"
                 )
-        return (out[own:], inside.state), residuals
+        return (out[own:], inside.state), (residuals, constants[len(scope.read) :])
 
-    def bwd(residuals: list[Any], cotangents: Any) -> Any:
+    def bwd(saved: Any, cotangents: Any) -> Any:
+        residuals, flags = saved
         out_cts, _ = cotangents
-        in_cts = _backward(rule, residuals, out_cts, target, where)
+
+        def run(traced: Any, arrays: list[Any]) -> list[Any]:
+            program = Program.of(traced)
+            refs = [_found(ref, target, where) for ref in program.refs]
+            if variance is not None:
+                return run_in_lanes(program, refs, arrays, Lanes(variance, *flags))
+            consts = [
+                c if k is None else refs[k]
+                for c, k in zip(traced.consts, program.const_refs, strict=True)
+            ]
+            return _jax.eval_jaxpr(traced, consts, arrays)
+
+        in_cts = _backward(rule, residuals, out_cts, run)
         of_ref = {id(a): ct for a, ct in zip(arguments, in_cts, strict=True) if isinstance(a, Cell)}
         arrays = [ct for a, ct in zip(arguments, in_cts, strict=True) if not isinstance(a, Cell)]
         closed_over = split(args[: rule.num_consts])
@@ -77,7 +91,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
 
 
 def _backward(
-    rule: _jax.VjpRule, residuals: list[Any], out_cts: list[Any], target: Any, where: str
+    rule: _jax.VjpRule, residuals: list[Any], out_cts: list[Any], run: Callable[..., list[Any]]
 ) -> list[Any]:
     """The user's backward rule, on the refs that it touches as they are now; None is zero.
 
@@ -96,21 +110,20 @@ def _backward(
         return [ct for ct, zero in zip(cts, zeros, strict=True) if not zero]
 
     arrays = [x for x, zero in zip(given, symbolic, strict=True) if not zero]
-    traced = jax.make_jaxpr(nonzero)(arrays)
-    consts = []
-    for const in traced.consts:
-        if isinstance(const, _jax.NativeRef):
-            found = target(const)
-            if found is None:
-                raise RefEscapeError(
-                    f"the backward rule at {where} touches {describe(const)}, which is gone when "
-                    "the backward pass runs: it was made inside the differentiated function, or "
-                    "belongs to a pure one. Use a ref made outside, and `refs.grad`"
-                )
-            const = found
-        consts.append(const)
-    out = iter(_jax.eval_jaxpr(traced, consts, arrays))
+    out = iter(run(jax.make_jaxpr(nonzero)(arrays), arrays))
     return [None if zero else next(out) for zero in zeros]
+
+
+def _found(ref: Any, target: Callable[[Any], Any], where: str) -> Any:
+    """The ref that one in a backward rule stands for, now that the backward pass runs."""
+    found = target(ref)
+    if found is None:
+        raise RefEscapeError(
+            f"the backward rule at {where} touches {describe(ref)}, which is gone when the "
+            "backward pass runs: it was made inside the differentiated function, is an argument "
+            "of a mapped one, or belongs to a pure one. Use a ref made outside, and `refs.grad`"
+        )
+    return found
 
 
 def _values(primals: Any) -> Any:

@@ -50,6 +50,10 @@ class Variance:
         self._shared: list[Contents] = []
         self._growth = 0
 
+    def again(self) -> Variance:
+        """For another run in the same lanes."""
+        return Variance(self._size, self._axis_name)
+
     def diverges(self, eqn: Any) -> bool:
         """True where lanes may part. What the run hasn't seen, rules traced later, is taken to."""
         return self._diverges.get(id(eqn), True)

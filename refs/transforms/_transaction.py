@@ -25,7 +25,7 @@ from refs._ref import new_ref
 from refs._tracing import NewRef, Trace, adopt, ref_type, result_of, trace
 from refs.discharge._cells import Cell
 from refs.discharge._interpreter import Context
-from refs.discharge._pure import Program
+from refs.discharge._program import Program
 
 
 class Slot(NamedTuple):
@@ -96,9 +96,7 @@ class Transaction:
         """
         cells = self.cells(self.written, state) | self.cells(self.read, constants)
         if targets is not None:
-            cells |= self.cells([s for s in self.touch_of if s not in cells])
-            for slot, cell in cells.items():
-                cell.target = slot.ref(targets, self.program.refs)
+            self.aim(cells, list(self.touch_of), targets)
         return self.run_cells(cells, leaves, Context(differentiated=targets is not None))
 
     @staticmethod
@@ -106,6 +104,11 @@ class Transaction:
         """A cell for each of the slots."""
         values = [None] * len(slots) if values is None else values
         return {s: Cell(v, s.origin) for s, v in zip(slots, values, strict=True)}
+
+    def aim(self, cells: dict[Slot, Cell], slots: Sequence[Slot], arguments: Sequence[Any]) -> None:
+        """Says which refs the cells of these slots are, for backward rules that touch them."""
+        for slot, ref in zip(slots, self.refs(slots, arguments), strict=True):
+            cells.setdefault(slot, Cell(None, slot.origin)).target = ref
 
     def run_cells(
         self, cells: dict[Slot, Cell], leaves: Sequence[Any], context: Context

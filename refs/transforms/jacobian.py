@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from refs.transforms._differentiable import Differentiable, Inputs
 from refs.transforms.grad import check_variable
+from refs.transforms.vmap import vmap
 
 
 def jacfwd(
@@ -112,11 +114,31 @@ def _jacobian(
             values = f.values
             for x in values:
                 check_variable(doing, x, holomorphic, allow_int)
-            rows, rest = transform(f)(values)
-            aux = f.commit(rest)
+            if doing == "jacrev" and f.has_backward_effects:
+                rows, aux = _row_by_row(f, values)
+            else:
+                rows, rest = transform(f)(values)
+                aux = f.commit(rest)
             result = f.outputs([inputs.unflatten(row) for row in rows])
             return (result, aux) if has_aux else result
 
         return Inputs.of(doing, argnums, args, kwargs).in_transaction(inside)
 
     return jacobian
+
+
+def _row_by_row(f: Differentiable, values: list[Any]) -> tuple[list[Any], Any]:
+    """`jacrev` of a function whose backward pass may touch refs, once for each row."""
+    out, pullback, rest = jax.vjp(f, values, has_aux=True)
+    aux = f.commit(rest)
+
+    def rows(k: int) -> list[Any]:
+        def row(ct: Any) -> list[Any]:
+            cts = [ct if j == k else jnp.zeros_like(x) for j, x in enumerate(out)]
+            return f.backward(lambda _, cts: pullback(cts)[0], [], cts)
+
+        x = out[k]
+        basis = jnp.eye(x.size, dtype=x.dtype).reshape(x.size, *x.shape)
+        return [r.reshape(*x.shape, *r.shape[1:]) for r in vmap(row)(basis)]
+
+    return [rows(k) for k in range(len(out))], aux

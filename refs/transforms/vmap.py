@@ -86,6 +86,7 @@ def vmap(
                 cells = t.cells(written, state) | t.cells(t.read, constants)
                 for slot, ref in zip(sums, t.refs(sums, refs), strict=True):
                     cells[slot] = Sum(ref, slot.origin)
+                t.aim(cells, [s for s, axis in axis_of.items() if axis is None], refs)
                 _, (arrays, made) = t.run_cells(cells, leaves, Context(lanes=Lanes(variance, lane)))
                 return [cells[s].read() for s in written], arrays, made
 
