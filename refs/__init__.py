@@ -31,6 +31,7 @@ from refs.transforms.loops import map as map
 from refs.transforms.loops import scan as scan
 from refs.transforms.loops import switch as switch
 from refs.transforms.loops import while_loop as while_loop
+from refs.transforms.shard_map import shard_map as shard_map
 from refs.transforms.vjp import Pullback as Pullback
 from refs.transforms.vjp import vjp as vjp
 from refs.transforms.vmap import vmap as vmap

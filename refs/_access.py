@@ -12,8 +12,9 @@ import jax
 
 from refs import _eager, _jax
 from refs._indexing import Index
+from refs._site import user_site
 from refs._values import fit
-from refs.errors import RefError, RefEscapeError, RefTypeError
+from refs.errors import RefError, RefEscapeError, RefTypeError, RefValueError
 
 
 def check_ref(ref: Any, doing: str) -> Any:
@@ -189,9 +190,37 @@ def _bind_swap(ref: Any, index: Index, value: Any) -> Any:
 
 
 def _bind_write(primitive: Any, ref: Any, index: Index, value: Any) -> Any:
-    return _bind(primitive, ref, index, _jax.varying_like(ref, index.unfinish(value)))
+    value = _jax.varying_like(ref, index.unfinish(value))
+    if too_many := _jax.varying_axes(value) - _jax.varying_axes(ref):
+        axes = ", ".join(map(repr, sorted(too_many, key=str)))
+        raise RefValueError(
+            f"write of a value that varies over mesh axis {axes} to {describe(ref)} at "
+            f"{user_site()}: what that holds is the same on every device. Reduce the value first "
+            f"(`jax.lax.psum(value, {axes})`), or pass the ref with a spec that names the axis; if "
+            f"it is made here, make it of a value that varies (`jax.lax.pcast`)"
+        )
+    return _bind(primitive, ref, index, value)
 
 
 def _bind(primitive: Any, ref: Any, index: Index, *value: Any) -> Any:
     leaves, tree = jax.tree.flatten(() if index.is_whole else (index.indexer(),))
-    return primitive.bind(ref, *value, *leaves, tree=tree)
+    try:
+        return primitive.bind(ref, *value, *leaves, tree=tree)
+    except Exception as error:
+        for said, message in _REFUSED_BY_JAX.items():
+            if said in str(error):
+                raise RefValueError(message.format(ref=describe(ref), site=user_site())) from error
+        raise
+
+
+# What JAX says when its own transformation meets a write to a ref from outside -> what we say.
+_REFUSED_BY_JAX = {
+    "differentiated value on a non-differentiated": (
+        "write of a differentiated value to {ref} at {site}: JAX's own derivatives don't follow it "
+        "into a ref from outside. Use `refs.grad` (or `refs.vjp`, `refs.jvp`, `refs.linearize`)"
+    ),
+    "vmapped value on an unbatched": (
+        "write of a value of each lane's own to {ref} at {site}: `jax.vmap` doesn't map what it "
+        "does to a ref from outside. Use `refs.vmap`"
+    ),
+}

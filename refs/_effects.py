@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from refs import _jax
 
 
@@ -183,36 +185,78 @@ def _accumulations(jaxpr: Any, uses: Counter[Any]) -> set[int]:
 
     That is: what get reads is used by one addition (or is what is subtracted from), whose result
     is used by one swap of the same part of the same ref, whose old value nobody uses, and nothing
-    touches the ref in between. Integer arrays may name an element twice, where NumPy's `+=` adds
-    once: not an accumulation.
+    touches the ref in between. What NumPy's indices do to the order and shape of what was read may
+    come before the addition, and be undone after it. Integer arrays may name an element twice,
+    where NumPy's `+=` adds once: not an accumulation.
     """
-    reads: dict[Any, Any] = {}  # what get gave, and the sum made of it -> the get equation
+    reads: dict[Any, _Read] = {}  # what get gave, and what was made of it
     found: set[int] = set()
     for eqn in jaxpr.eqns:
         if eqn.primitive is _jax.get_p and uses[eqn.outvars[0]] == 1 and not _has_arrays(eqn):
             _forget(reads, eqn.invars[0])
-            reads[eqn.outvars[0]] = eqn
+            reads[eqn.outvars[0]] = _Read(eqn)
             continue
         if eqn.primitive.name in _ADDING and uses[eqn.outvars[0]] == 1:
             candidates = eqn.invars[:1] if eqn.primitive.name == "sub" else eqn.invars
             for v in candidates:
                 if not isinstance(v, _jax.Literal) and v in reads:
-                    reads[eqn.outvars[0]] = reads.pop(v)
+                    if not reads[v].is_added:
+                        reads[eqn.outvars[0]] = reads.pop(v)._replace(is_added=True)
                     break
+            continue
+        if eqn.primitive.name in _LEAVES_VALUES | _UNDONE_BY.keys() and uses[eqn.outvars[0]] == 1:
+            [v] = eqn.invars
+            moved = None if isinstance(v, _jax.Literal) or v not in reads else reads.pop(v)
+            if moved is not None and (moved := moved.then(eqn)) is not None:
+                reads[eqn.outvars[0]] = moved
             continue
         if eqn.primitive is _jax.swap_p and not uses[eqn.outvars[0]]:
             value = eqn.invars[1]
-            get = None if isinstance(value, _jax.Literal) else reads.pop(value, None)
-            if get is not None and value not in get.outvars and _same_part(get, eqn):
-                found |= {id(get), id(eqn)}
+            read = None if isinstance(value, _jax.Literal) else reads.pop(value, None)
+            if read is not None and read.is_added and not read.moves and _same_part(read.get, eqn):
+                found |= {id(read.get), id(eqn)}
         for v in eqn.invars:
             if _is_ref_var(v):
                 _forget(reads, v)
     return found
 
 
-def _forget(reads: dict[Any, Any], ref: Any) -> None:
-    for value in [v for v, get in reads.items() if get.invars[0] is ref]:
+# What undoes each of the operations that NumPy's indices need besides JAX's: its parameters.
+_UNDONE_BY: dict[str, Any] = {
+    "rev": lambda eqn: eqn.params["dimensions"],
+    "transpose": lambda eqn: tuple(int(k) for k in np.argsort(eqn.params["permutation"])),
+    "reshape": lambda eqn: eqn.invars[0].aval.shape,
+}
+# Only the type changes: which devices of a `shard_map` see it.
+_LEAVES_VALUES = {"reshard", "pvary", "pcast"}
+_DOES: dict[str, Any] = {
+    "rev": lambda eqn: eqn.params["dimensions"],
+    "transpose": lambda eqn: tuple(eqn.params["permutation"]),
+    "reshape": lambda eqn: eqn.outvars[0].aval.shape,
+}
+
+
+class _Read(NamedTuple):
+    """What was made of what a get equation gave: `moves` are to be undone, the last first."""
+
+    get: Any
+    is_added: bool = False
+    moves: tuple[Any, ...] = ()
+
+    def then(self, eqn: Any) -> _Read | None:
+        """After one more move, or None if it is not the one that undoes the last."""
+        name = eqn.primitive.name
+        if name in _LEAVES_VALUES:
+            return self
+        if not self.is_added:
+            return self._replace(moves=(*self.moves, (name, _UNDONE_BY[name](eqn))))
+        if self.moves and self.moves[-1] == (name, _DOES[name](eqn)):
+            return self._replace(moves=self.moves[:-1])
+        return None
+
+
+def _forget(reads: dict[Any, _Read], ref: Any) -> None:
+    for value in [v for v, read in reads.items() if read.get.invars[0] is ref]:
         del reads[value]
 
 

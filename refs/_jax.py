@@ -77,6 +77,7 @@ NativeRef = core.Ref
 aval_method = core.aval_method
 aval_property = core.aval_property
 typeof = core.typeof
+zeros_like_aval = ad_util.zeros_like_aval
 shaped_abstractify = core.shaped_abstractify
 mapped_aval = core.mapped_aval
 new_ref = core.new_ref
@@ -132,15 +133,28 @@ def varying_like(ref: Any, value: Any) -> Any:
     return value if cast is None else cast(ref, value)
 
 
+def varying_axes(x: Any) -> frozenset[Any]:
+    """The axes of the enclosing `shard_map` that a value varies over, or what a ref holds."""
+    mat = getattr(getattr(typeof(x), "inner_aval", typeof(x)), "mat", None)
+    return frozenset() if mat is None else mat.varying
+
+
 def is_ref_type(aval: Any) -> bool:
     return isinstance(aval, AbstractRef)
 
 
-def register_ref_type(ref_type: type, wrap: Callable[[Any], Any]) -> None:
-    """Makes `ref_type`, a subclass of AbstractRef, pass wherever JAX looks types up by class."""
+def register_ref_type(ref_type: type, wrap: Callable[[Any, Any], Any]) -> None:
+    """Makes `ref_type`, a subclass of AbstractRef, pass wherever JAX looks types up by class.
+
+    `wrap(type, source)` makes one of them of what JAX derives from another, `source`.
+    """
 
     def wrapping(handler: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: wrap(handler(*args))
+        def handle(*args: Any) -> Any:
+            [source] = [a for a in args if isinstance(a, ref_type)]
+            return wrap(handler(*args), source)
+
+        return handle
 
     map_ref, unmap_ref = core.aval_mapping_handlers[AbstractRef]
     core.aval_mapping_handlers[ref_type] = (wrapping(map_ref), wrapping(unmap_ref))
@@ -373,11 +387,8 @@ def vjp_rule(params: dict[str, Any]) -> VjpRule:
     )
 
 
-# How `vjp(...).with_refs` is told what to do with a gradient, and how it says what it did.
-GradValue = jax.ad.GradValue
-GradRef = jax.ad.GradRef
-DontWant = jax.ad.DontWant
-DidntWant = jax.ad.DidntWant
+# JAX's own backward pass can accumulate into refs. The oldest JAX can't where a slice was read.
+can_accumulate_gradients = jax.__version_info__ >= (0, 12)
 
 
 def is_symbolic_zero(x: Any) -> bool:
@@ -386,4 +397,4 @@ def is_symbolic_zero(x: Any) -> bool:
 
 def instantiate(x: Any) -> Any:
     """The array that a symbolic zero stands for; anything else as it is."""
-    return ad_util.zeros_like_aval(x.aval) if is_symbolic_zero(x) else x
+    return zeros_like_aval(x.aval) if is_symbolic_zero(x) else x

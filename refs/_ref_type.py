@@ -102,7 +102,7 @@ class RefType(_jax.AbstractRef):
         return self._hash
 
 
-_jax.register_ref_type(RefType, RefType.of)
+_jax.register_ref_type(RefType, lambda aval, source: RefType.of(aval, source.origin))
 
 
 def _name_of(aval: Any) -> str | None:

@@ -6,7 +6,10 @@ one ref, refs may be returned, and what went wrong inside is said in terms of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -14,13 +17,13 @@ import jax
 from refs import _access, _jax
 from refs._ref import Ref, is_concrete
 from refs._ref_type import RefType
-from refs.errors import RefEscapeError, RefTypeError
+from refs.errors import RefError, RefEscapeError, RefTypeError, RefValueError
 
 
 class AbstractArgument:
-    """Stands for a ref of a given type in the arguments of a trace."""
+    """Stands for a ref or an array of a given type in the arguments of a trace."""
 
-    def __init__(self, aval: RefType):
+    def __init__(self, aval: Any):
         self.aval = aval
 
 
@@ -40,6 +43,40 @@ def ref_type(ref: Any) -> RefType:
         return ref._aval
     aval = _jax.typeof(ref)
     return aval if isinstance(aval, RefType) else RefType.of(aval)
+
+
+def zeros_like(ref: Any) -> Any:
+    """Zeros of the type of what a ref holds."""
+    return _jax.zeros_like_aval(ref_type(ref).inner_aval)
+
+
+@contextmanager
+def other_names() -> Iterator[dict[int, Any]]:
+    """While a function is traced that has refs under two names.
+
+    Yields a dictionary to fill: the identity of a traced argument -> the ref that it is as well.
+    """
+    names = {**_other_names.get()}
+    token = _other_names.set(names)
+    try:
+        yield names
+    finally:
+        _other_names.reset(token)
+
+
+def one_name(ref: Any) -> Any:
+    """The one of a ref's names that all wrappers know it by."""
+    _lookups.set(_lookups.get() + 1)
+    return _other_names.get().get(id(ref), ref)
+
+
+def lookups() -> int:
+    """How many names have been asked for: whether a function has wrappers inside."""
+    return _lookups.get()
+
+
+_other_names: ContextVar[Mapping[int, Any]] = ContextVar("_names", default=MappingProxyType({}))
+_lookups: ContextVar[int] = ContextVar("_lookups", default=0)
 
 
 class Unique(NamedTuple):
@@ -156,24 +193,41 @@ def _make_jaxpr(
     def made(*args: Any) -> Any:
         try:
             return make(*args)
-        except ValueError as error:
+        except RefError:
+            raise
+        except Exception as error:
             said = str(error)
-            if isinstance(error, RefEscapeError) or "mutable array" not in said:
-                raise
-            if "cannot be returned" in said:
-                advice = (
-                    "the body of a loop, a branch or an inner `jax.jit` can use refs, but not "
-                    "return them: return the value, `ref[...]`, or use the ref where it is in scope"
-                )
-            else:
-                advice = (
-                    "JAX's own functions take each ref once, either as an argument or closed "
-                    "over: close over the ref, or use `refs.jit`, which takes it any number of "
-                    "times"
-                )
-            raise RefEscapeError(f"{said}\n\n{advice}") from error
+            for fragment, (kind, advice) in _ADVICE.items():
+                if fragment in said:
+                    raise kind(advice.format(said=said)) from error
+            raise
 
     return made
+
+
+_GRADIENT = (
+    "`jax.grad` can't differentiate with respect to a ref: `refs.grad` can, and the gradient is an "
+    "array"
+)
+# What JAX says of a ref in its own loops and transformations -> what to do.
+_ADVICE: dict[str, tuple[type[Exception], str]] = {
+    "cannot be returned": (
+        RefEscapeError,
+        "{said}\n\nthe body of a loop, a branch or an inner `jax.jit` can use refs, but not "
+        "return them: return the value, `ref[...]`, or use the ref where it is in scope",
+    ),
+    "mutable array": (
+        RefEscapeError,
+        "{said}\n\nJAX's own functions take each ref once, either as an argument or closed over: "
+        "close over the ref, or use `refs.jit`, which takes it any number of times",
+    ),
+    "not supported in vmap-of-cond": (
+        RefValueError,
+        "`jax.vmap` can't map a branch that touches a ref: `refs.vmap` can",
+    ),
+    "Ref-typed argument": (RefTypeError, _GRADIENT),
+    "'ValAccum' object": (RefTypeError, _GRADIENT),  # the same, in the oldest JAX's words
+}
 
 
 def make_jaxpr(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -223,6 +277,7 @@ class Call(NamedTuple):
         leaves: list[Any] = []
         for x in flat:
             if is_ref(x):
+                x = one_name(x)
                 places.append(refs.setdefault(id(x), (len(refs), x))[0])
             else:
                 places.append(None)

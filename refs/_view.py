@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from refs import _access, _jax
@@ -143,15 +144,30 @@ class RefView:
             else:
                 _access.update(self._ref, idx, method, operand)
             return
-        # A part of a part: read the outer one, update it, write it back.
+        # A part of a part: read the outer one, update it, write it back. What is only added needs
+        # no reading, if the outer one has no element twice.
         outer = RefView(self._ref, self._path[:-1])
         with _access.blamed(method, self._ref):
-            value = outer.get()
+            is_sum = method == "add" and not (outer._has_arrays or _jax.varying_axes(self._ref))
+            value = jnp.zeros(outer.shape, outer.dtype) if is_sum else outer.get()
             index = Index.parse(idx, value.shape)
             if method != "apply":
                 operand = fit(operand, index.result_shape, value.dtype)
             new = index.update(value, method, operand)
-        outer.set(new)
+        if is_sum:
+            outer.add(new)
+        else:
+            outer.set(new)
+
+    @property
+    def _has_arrays(self) -> bool:
+        shape = self._ref.shape
+        for idx in self._path:
+            index = Index.parse(idx, shape)
+            if index.has_arrays:
+                return True
+            shape = index.result_shape
+        return False
 
     # -- a pytree whose leaves are the ref and the arrays in its indices --------------------------
 

@@ -164,6 +164,42 @@ def rows_at(i, xs):
     return tree_map(lambda x: x.at[i] if isinstance(x, Ref) else x[i].copy(), xs)
 
 
+def vmap(fun, in_axes=0, out_axes=0, axis_size=None):
+    """Lane after lane. What a lane gets of a ref is a view; of the refs it makes comes one."""
+
+    def mapped(*args):
+        axes = per_item(in_axes, args)
+        sizes = [x.shape[axis] for x, axis in zip(args, axes, strict=True) if axis is not None]
+        lanes = []
+        for i in range(sizes[0] if sizes else axis_size):
+            lanes.append(fun(*(lane_of(i, x, axis) for x, axis in zip(args, axes, strict=True))))
+        return tuple(
+            together(rows, axis)
+            for rows, axis in zip(
+                zip(*lanes, strict=True), per_item(out_axes, lanes[0]), strict=True
+            )
+        )
+
+    return mapped
+
+
+def per_item(axes, items):
+    return axes if isinstance(axes, tuple) else (axes,) * len(items)
+
+
+def lane_of(i, x, axis):
+    if axis is None:
+        return x
+    index = (slice(None),) * (axis % x.ndim) + (i,)
+    return x.at[index] if isinstance(x, Ref) else x[index].copy()
+
+
+def together(rows, axis):
+    if isinstance(rows[0], Ref):
+        return Ref(np.stack([row.value for row in rows], axis))
+    return np.stack(rows, axis)
+
+
 def leaves(tree):
     if isinstance(tree, tuple):
         return [leaf for branch in tree for leaf in leaves(branch)]
@@ -201,6 +237,8 @@ def namespace():
             swap=lambda ref, index, new: ref.swap(new, index),
             addupdate=lambda ref, index, x: accumulate(np.add, ref, index, x),
             jit=as_is,
+            checkpoint=as_is,
+            vmap=vmap,
         ),
         "jnp": SimpleNamespace(bool_=np.bool, **dtypes, **functions),
         "lax": SimpleNamespace(

@@ -112,8 +112,11 @@ class Builder(Drawing):
         if any(h.home == scope.block for h in scope.handles):
             kinds += [self.end_ref, self.end_ref]
         if scope.depth < self.features.max_depth:
-            kinds += [self.cond, self.scan, self.while_loop, self.fori, self.wrapped, self.switch]
+            kinds += self.nesting()
         return self.choose(kinds)(scope) or self.let(scope)
+
+    def nesting(self):
+        return [self.cond, self.scan, self.while_loop, self.fori, self.wrapped, self.switch]
 
     def let(self, scope):
         value = self.read(scope) if self.maybe() else self.expr(scope, self.some_type(scope))
@@ -134,17 +137,20 @@ class Builder(Drawing):
         return [Swap(self.bind(scope, type), ref, index, value, how)]
 
     def add(self, scope):
-        if (target := self.target(scope)) is None:
+        if (target := self.target(scope, to="add")) is None:
             return None
         ref, index, type = target
         if type.dtype == "bool_" and not self.features.add_to_bools:
             return None
-        how = self.how(ref)
+        how = self.how_to_add(scope, ref, index)
         if how == "brackets":  # reads, then writes: where an index stands twice, one write wins
             value = self.written(scope, ref, index, type)
         else:
             value = self.expr(scope, self.broadcasting(type))
         return [Add(ref, index, self.small(value), how)]
+
+    def how_to_add(self, scope, ref, index):
+        return self.how(ref)
 
     def update(self, scope):
         how = self.choose(("multiply", "min", "max", "apply"))
@@ -179,9 +185,9 @@ class Builder(Drawing):
         return [MakeRef(name.name, value)]
 
     def make_view(self, scope):
-        if not (handles := scope.visible()):
+        if not scope.handles:
             return None
-        handle = self.choose(handles)
+        handle = self.choose(scope.handles)
         view = self.at(scope, handle.name)
         name = Name(view.type, self.fresh("w"), view=True)
         scope.handles.append(replace(handle, name=name, home=None))
@@ -292,7 +298,7 @@ class Builder(Drawing):
             counter = Name(INT, self.fresh("r"))
             handle = Handle(counter, self.cell(), home=scope.block)
             before.append(MakeRef(counter.name, Literal(INT, 0)))
-            scope.handles.append(replace(handle, writable=False))
+            scope.handles.append(replace(handle, allows=("read",)))
             count = Add(counter, EVERYTHING, Literal(INT, 1), self.how(counter))
             counted: Any = Read(INT, counter, EVERYTHING, self.how(counter))
         blocks = []

@@ -39,7 +39,7 @@ class Handle:
 
     name: Name
     cell: int
-    writable: bool = True
+    allows: tuple[str, ...] = ("read", "write", "add")
     home: int | None = None
 
 
@@ -52,8 +52,8 @@ class Scope:
     depth: int = 0
     block: int = 0
 
-    def visible(self, writable=False):
-        return [h for h in self.handles if h.writable or not writable]
+    def visible(self, to="read"):
+        return [h for h in self.handles if to in h.allows]
 
 
 class Drawing(Choices):
@@ -84,9 +84,9 @@ class Drawing(Choices):
         self.counts["cell"] += 1
         return self.counts["cell"]
 
-    def target(self, scope, unique=False):
+    def target(self, scope, unique=False, to="write"):
         """Where to write: a ref or view, an index and the type of what it takes."""
-        if not (handles := scope.visible(writable=True)):
+        if not (handles := scope.visible(to)):
             return None
         ref: Any = self.choose(handles).name
         while self.maybe(one_in=6):

@@ -16,15 +16,22 @@ import pytest
 
 import refs
 from tests import (
+    error_cases_derivatives,
+    error_cases_lanes,
     error_cases_life,
     error_cases_programs,
-    error_cases_transforms,
     error_cases_values,
 )
 from tests.error_case import CASES, X
 
 # The modules are imported for the cases that they register.
-MODULES = (error_cases_values, error_cases_life, error_cases_programs, error_cases_transforms)
+MODULES = (
+    error_cases_values,
+    error_cases_life,
+    error_cases_programs,
+    error_cases_derivatives,
+    error_cases_lanes,
+)
 PACKAGE = Path(refs.__file__).parent
 # Raised for Python's own machinery, which turns them into something else.
 INTERNAL = {("_ref.py", "raise AttributeError(name)")}

@@ -22,6 +22,41 @@ def holds(r, *values):
 # --- Nesting --------------------------------------------------------------------------------------
 
 
+def test_two_names_of_a_ref_are_one_ref_in_wrappers_inside():
+    """JAX's own functions take them for two: see `test_passed_and_closed_over`."""
+    r = ref()
+
+    def lanes(same):
+        def lane(a, b):
+            b[...] += 10
+            a[...] = 1
+
+        refs.vmap(lane)(same, r)
+
+    refs.jit(lanes)(r)
+    holds(r, 1, 1, 1, 1)
+
+    def gradient(same):
+        def f(x):
+            r[0] += 1
+            same[0] *= 2
+            return same[0] * x
+
+        return refs.grad(f)(3.0)
+
+    assert refs.jit(gradient)(r) == 4
+    holds(r, 4, 1, 1, 1)
+
+    def reads(same):
+        def lane():
+            r[...] = jnp.zeros(4)
+            return same[0]
+
+        return refs.vmap(lane, axis_size=2)()
+
+    assert refs.jit(refs.jit(reads))(r).tolist() == [0, 0]
+
+
 @refs.jit
 def bump(r, x):
     r[0] += x

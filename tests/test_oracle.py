@@ -114,6 +114,12 @@ LOOPS = [
     ("jax.jit(lambda s: add(1) + s[0])(r)", [2, 2, 3], 4),
     ("refs.jit(lambda s, t: s.swap(t[::-1]))(r, r)", [3, 2, 1], [1, 2, 3]),
     ("jax.checkpoint(lambda: add(1))()", [2, 2, 3], 2),
+    ("refs.vmap(lambda s: (add_to(s, 1),))(r)", [2, 3, 4], ([2, 3, 4],)),
+    ("refs.vmap(lambda x: (add(x),))(r[...])", [7, 2, 3], ([2, 4, 7],)),
+    ("refs.vmap(lambda s, x: (s[...] + x,), (None, 0), 1)(r, r[:2])", [1, 2, 3],
+     ([[2, 3], [3, 4], [4, 5]],)),
+    ("refs.vmap(lambda x: (refs.new_ref(x),))(r[...])[0].get()", [1, 2, 3], [1, 2, 3]),
+    ("refs.vmap(lambda: (add(2),), axis_size=2)()", [5, 2, 3], ([3, 5],)),
 ]  # fmt: skip
 
 
@@ -125,7 +131,12 @@ def test_control_flow(source, after, out):
         r[0] += np.int32(x)
         return r[0]
 
-    result = eval(source, oracle.namespace() | {"r": r, "i": np.int32, "add": add})
+    def add_to(s, x):
+        s[...] += np.int32(x)
+        return s[...]
+
+    names = {"r": r, "i": np.int32, "add": add, "add_to": add_to}
+    result = eval(source, oracle.namespace() | names)
     assert r.value.tolist() == after
     assert oracle.tree_map(lambda x: np.array(x).tolist(), result) == out
 

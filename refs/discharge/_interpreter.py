@@ -21,7 +21,7 @@ from refs._effects import Touch
 from refs.discharge._cells import Cell, Row, root
 from refs.discharge._lanes import Lanes, Sum
 from refs.discharge._registry import rule_for
-from refs.errors import MissingRuleError, RefEscapeError
+from refs.errors import MissingRuleError, RefEscapeError, RefStateError
 
 
 class Frame(NamedTuple):
@@ -108,6 +108,11 @@ class Context:
 
     def cell_of(self, ref: Any) -> Cell:
         """The cell of a concrete ref."""
+        if id(ref) not in self.cells:
+            raise RefStateError(
+                f"a custom derivative rule touches {describe(ref)}, which the function that it is "
+                "the rule of doesn't: touch the ref there too, or write it in the backward rule"
+            )
         return self.cells[id(ref)]
 
     def memoised(self, key: Any, alive: Any, make: Callable[[], Any]) -> Any:
@@ -202,7 +207,7 @@ class Scope:
       written: the outer cells that any of the jaxprs changes, distinct.
       read: the outer cells that they only read.
       portable: whether a function made in this scope serves any refs that alias in the same way.
-      has_sums: whether any of them are shared by lanes that accumulate into them.
+      sums: the distinct refs among them that lanes share and accumulate into.
     """
 
     def __init__(self, ctx: Context, calls: Sequence[tuple[Any, Sequence[Any]]]):
@@ -220,9 +225,10 @@ class Scope:
                     self.portable = False
         # Rows of one ref may be the same row, or the ref itself may be here too: then it is the
         # ref that is state, and its rows are read and written within it.
-        self.has_sums = any(isinstance(cell, Sum) for cell, _ in touched)
+        sums = {id(cell.ref): cell.ref for cell, _ in touched if isinstance(cell, Sum)}
+        self.sums = list(sums.values())
         touched = [(cell, kind) for cell, kind in touched if not isinstance(cell, Sum)]
-        self.portable &= not self.has_sums
+        self.portable &= not self.sums
         sharing: dict[int, set[int]] = {}
         for cell, _ in touched:
             sharing.setdefault(id(root(cell)), set()).add(id(cell))
@@ -256,9 +262,11 @@ class Scope:
         for cell, value in zip(self.written, state, strict=True):
             cell.write(value)
 
-    def enter(self, state: Sequence[Any], constants: Sequence[Any]) -> Inside:
-        """A body, in which the cells hold these values."""
-        return Inside(self._ctx, self, state, constants)
+    def enter(
+        self, state: Sequence[Any], constants: Sequence[Any], sums: Sequence[Any] | None = None
+    ) -> Inside:
+        """A body, in which the cells hold these values, and `sums` stand for those outside."""
+        return Inside(self._ctx, self, state, constants, sums)
 
     def function(self, closed: Any, args: Sequence[Any]) -> Callable[..., Any]:
         """One of the jaxprs as `f(arrays, state, constants) -> (outputs, new state)`."""
@@ -287,7 +295,16 @@ class Scope:
 class Inside:
     """The inside of a body: its own context and cells."""
 
-    def __init__(self, ctx: Context, scope: Scope, state: Sequence[Any], constants: Sequence[Any]):
+    def __init__(
+        self,
+        ctx: Context,
+        scope: Scope,
+        state: Sequence[Any],
+        constants: Sequence[Any],
+        sums: Sequence[Any] | None,
+    ):
+        inner_sums = scope.sums if sums is None else sums
+        self._sum_of = {id(r): s for r, s in zip(scope.sums, inner_sums, strict=True)}
         only_read = "which the primal function only reads: a custom rule may not write it either"
 
         def inner(outer: Cell, value: Any, sealed: str | None = None) -> Cell:
@@ -310,7 +327,9 @@ class Inside:
         if ctx.lanes is not None:
             self.ctx.lanes = ctx.lanes.inside(constants[len(scope.read) :])
         self.ctx.cells = {
-            ref: self._inner_of.get(id(cell), cell) for ref, cell in ctx.cells.items()
+            ref: self.cell(cell)
+            for ref, cell in ctx.cells.items()
+            if isinstance(cell, Sum) or id(cell) in self._inner_of
         }
 
     @property
@@ -320,7 +339,7 @@ class Inside:
     def cell(self, outer: Cell) -> Cell:
         """The cell, inside, of an outer cell."""
         if isinstance(outer, Sum):
-            return outer
+            return outer.of(self._sum_of.get(id(outer.ref), outer.ref))
         if isinstance(outer, Row) and id(outer) not in self._inner_of:
             return Row(self.cell(outer.whole), outer.index)
         return self._inner_of[id(outer)]

@@ -69,6 +69,10 @@ class Sum(Cell):
     def row(self, index: Any) -> Sum:
         return Sum(self.ref, self.origin, (*self.prefix, index))
 
+    def of(self, ref: Any) -> Sum:
+        """The same place in what the ref is called inside a function that it is passed to."""
+        return self if ref is self.ref else Sum(ref, self.origin, self.prefix)
+
     def add(self, lanes: Any, transforms: Sequence[Any], value: Any) -> None:
         value = lanes.select(value, jnp.zeros_like(value))
         inner = self.ref.shape[len(self.prefix) :]

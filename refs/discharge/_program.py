@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from refs import _access, _effects
 from refs._effects import Touch
-from refs._tracing import is_ref, unique
+from refs._tracing import is_ref, one_name, unique
 from refs.discharge._cells import Cell
 from refs.discharge._interpreter import Context
 from refs.discharge._lanes import Lanes, Sum
@@ -21,21 +21,24 @@ class Program(NamedTuple):
       jaxpr: the effectful jaxpr; its constants may be refs.
       refs: the refs that it closes over, distinct, those of inner jaxprs included.
       const_refs: for each constant: which of `refs` it is, or None.
+      position: the identity of a ref -> which of `refs` it is, under any name.
     """
 
     jaxpr: Any
     refs: list[Any]
     const_refs: tuple[int | None, ...]
+    position: dict[int, int]
 
     @staticmethod
     def of(jaxpr: Any) -> Program:
         consts = [c for c in jaxpr.consts if is_ref(c)]
         hidden = [ref for ref, _ in _effects.touches(jaxpr).hidden]
-        found = unique([*consts, *hidden])
-        places = iter(found.places)
-        return Program(
-            jaxpr, found.items, tuple(next(places) if is_ref(c) else None for c in jaxpr.consts)
-        )
+        mentioned = [*consts, *hidden]
+        refs, places = unique([one_name(ref) for ref in mentioned])
+        position = {id(ref): k for k, ref in enumerate(refs)}
+        position |= {id(ref): k for ref, k in zip(mentioned, places, strict=True)}
+        const_refs = tuple(position[id(c)] if is_ref(c) else None for c in jaxpr.consts)
+        return Program(jaxpr, refs, const_refs, position)
 
     def touches(self, same: dict[int, int]) -> tuple[list[Touch], list[Touch]]:
         """What is done to each of `refs`, and to each input.
@@ -44,20 +47,23 @@ class Program(NamedTuple):
         """
         found = _effects.touches(self.jaxpr)
         refs = [Touch.NONE] * len(self.refs)
-        position = {id(ref): k for k, ref in enumerate(self.refs)}
         for k, kind in zip(self.const_refs, found.consts, strict=True):
             if k is not None:
                 refs[k] |= kind
         for ref, kind in found.hidden:
-            refs[position[id(ref)]] |= kind
+            refs[self.position[id(ref)]] |= kind
         inputs = list(found.inputs)
         for i, k in same.items():
             inputs[i] = refs[k] = inputs[i] | refs[k]
         return refs, inputs
 
+    def by_identity(self, items: Sequence[Any]) -> dict[int, Any]:
+        """What belongs to each of `refs`, by the identity of each of its names."""
+        return {ref: items[k] for ref, k in self.position.items()}
+
     def run(self, ctx: Context, ref_cells: Sequence[Cell], inputs: Sequence[Any]) -> list[Any]:
         """Interprets the program: a cell for each of `refs`, values and cells for the inputs."""
-        ctx.cells = {id(ref): cell for ref, cell in zip(self.refs, ref_cells, strict=True)}
+        ctx.cells = self.by_identity(ref_cells)
         consts = [
             c if k is None else ref_cells[k]
             for c, k in zip(self.jaxpr.consts, self.const_refs, strict=True)
@@ -73,11 +79,7 @@ def run_in_lanes(
     origins = [getattr(ref, "origin", None) for ref in refs]
     contents = [Contents(o, False, touch) for o, touch in zip(origins, touches, strict=True)]
     variance = lanes.variance.again()
-    variance.run(
-        program.jaxpr,
-        {id(ref): c for ref, c in zip(program.refs, contents, strict=True)},
-        [True] * len(inputs),
-    )
+    variance.run(program.jaxpr, program.by_identity(contents), [True] * len(inputs))
     cells = [
         Sum(ref, origin) if touch == Touch.ACCUMULATE else Cell(_access.get(ref), origin)
         for ref, origin, touch in zip(refs, origins, touches, strict=True)

@@ -18,7 +18,7 @@ def discharge_cond(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     index, *operands = args
     branches = [_jax.as_closed(b) for b in eqn.params["branches"]]
     scope = ctx.scope(*[(b, operands) for b in branches])
-    if ctx.lanes is not None and (ctx.lanes.variance.diverges(eqn) or scope.has_sums):
+    if ctx.lanes is not None and (ctx.lanes.variance.diverges(eqn) or scope.sums):
         return _every_branch(ctx, index, branches, operands)
     constants = scope.constants
 

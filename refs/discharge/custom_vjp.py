@@ -33,17 +33,22 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
     n_flags = len(scope.constants) - len(scope.read)
     arguments = args[rule.num_consts :]
 
-    call = jax.custom_vjp(scope.function(closed, args))
+    # The lanes' sums are arguments: JAX won't have a ref differentiated that a custom function
+    # closes over, and doesn't know that these aren't.
+    @jax.custom_vjp
+    def call(arrays: Any, state: list[Any], constants: list[Any], sums: list[Any]) -> Any:
+        inside = scope.enter(state, constants, sums)
+        return inside.ctx.eval(closed, inside.args(merge(args, arrays))), inside.state
 
-    def fwd(arrays: list[Any], state: list[Any], constants: list[Any]) -> Any:
-        nonzeros = [True] * len(arguments)
-        if rule.symbolic_zeros:
-            nonzeros = [
-                True if isinstance(a, Cell) else a.perturbed
-                for a in merge(args, arrays)[rule.num_consts :]
-            ]
-            arrays, state, constants = _values((arrays, state, constants))
-        inside = scope.enter(state, constants)
+    def fwd(arrays: list[Any], state: list[Any], constants: list[Any], sums: list[Any]) -> Any:
+        of_cell = {id(c): p.perturbed for c, p in zip(scope.written, state, strict=True)}
+        of_cell |= {id(c): p.perturbed for c, p in zip(scope.read, constants, strict=False)}
+        nonzeros = [
+            of_cell.get(id(a), False) if isinstance(a, Cell) else a.perturbed
+            for a in merge(args, arrays)[rule.num_consts :]
+        ]
+        arrays, state, constants, sums = _values((arrays, state, constants, sums))
+        inside = scope.enter(state, constants, sums)
         primals = inside.args(merge(args, arrays))
         jaxpr, consts = rule.fwd(nonzeros)
         out = inside.ctx.eval_open(
@@ -64,6 +69,8 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
     def bwd(saved: Any, cotangents: Any) -> Any:
         residuals, flags = saved
         out_cts, _ = cotangents
+        if not rule.symbolic_zeros:
+            out_cts = [_jax.instantiate(ct) for ct in out_cts]
 
         def run(traced: Any, arrays: list[Any]) -> list[Any]:
             program = Program.of(traced)
@@ -84,10 +91,14 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
             [*([None] * len(closed_over)), *arrays],
             [of_ref.get(id(c)) for c in scope.written],
             [*(of_ref.get(id(c)) for c in scope.read), *([None] * n_flags)],
+            [None] * len(scope.sums),
         )
 
-    call.defvjp(fwd, bwd, symbolic_zeros=rule.symbolic_zeros)
-    return scope.call(call, args)
+    # Always: JAX must be told what is not differentiated, closed-over refs for instance.
+    call.defvjp(fwd, bwd, symbolic_zeros=True)
+    out, state = call(split(args), scope.state, scope.constants, scope.sums)
+    scope.update(state)
+    return out
 
 
 def _backward(

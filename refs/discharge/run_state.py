@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
 from refs import _jax
 from refs.discharge._cells import Cell
 from refs.discharge._interpreter import Context
@@ -23,6 +21,6 @@ def discharge_run_state(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any
             arg = next(given)
             cells.append(arg if isinstance(arg, Cell) else Cell(arg))
         else:
-            cells.append(Cell(jnp.zeros(var.aval.shape, var.aval.dtype)))
+            cells.append(Cell(_jax.zeros_like_aval(var.aval.inner_aval)))
     ctx.eval(closed, cells)
     return [c.read() for c in cells]

@@ -21,7 +21,7 @@ def discharge_get(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     cell, *leaves = args
     if isinstance(cell, Sum):
         [out] = eqn.outvars
-        return [jnp.zeros(out.aval.shape, out.aval.dtype)]
+        return [_jax.zeros_like_aval(out.aval)]
     return [_transforms.read(cell.read(), jax.tree.unflatten(eqn.params["tree"], leaves))]
 
 

@@ -48,6 +48,7 @@ class Variance:
         self._size, self._axis_name = size, axis_name
         self._diverges: dict[int, bool] = {}
         self._shared: list[Contents] = []
+        self._made: dict[int, Contents] = {}
         self._growth = 0
 
     def again(self) -> Variance:
@@ -100,7 +101,7 @@ class Variance:
         if primitive is _jax.addupdate_p:
             return self._addupdate(eqn, diverged, *args)
         if primitive is _jax.new_ref_p or primitive is _jax.empty_ref_p:
-            return [Contents(getattr(eqn.outvars[0].aval, "origin", None), any(args))]
+            return [self._make(eqn, any(args))]
         if primitive is _jax.cond_p:
             return self._cond(eqn, refs, diverged, *args)
         if primitive is _jax.while_p:
@@ -114,6 +115,13 @@ class Variance:
             a.varies if isinstance(a, Contents) else a for a in args
         )
         return [args[0] if _jax.is_ref_type(v.aval) else varies for v in eqn.outvars]
+
+    def _make(self, eqn: Any, varies: bool) -> Contents:
+        """A ref of the lane's own: the same in every pass over a loop's body."""
+        origin = getattr(eqn.outvars[0].aval, "origin", None)
+        made = self._made.setdefault(id(eqn), Contents(origin, varies))
+        made.varies |= varies
+        return made
 
     # -- refs -------------------------------------------------------------------------------------
 

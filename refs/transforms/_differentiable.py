@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from refs._access import check_ref, describe, get
 from refs._effects import has_custom_vjp
 from refs._indexing import Index
-from refs._tracing import NewRef, is_ref, unique
+from refs._tracing import NewRef, is_ref, unique, zeros_like
 from refs._view import RefView
 from refs.errors import RefEscapeError, RefTypeError, RefValueError
 from refs.transforms._transaction import Slot, Transaction, in_transaction, run
@@ -225,7 +225,7 @@ class Differentiable:
             for slot, value in zip(slots, values, strict=True)
         }
         contents = [
-            known[k] if k in known else jnp.zeros(ref.shape, ref.dtype)
+            known[k] if k in known else zeros_like(ref)
             for k, ref in enumerate(self.inputs.refs[: self.inputs.n_refs])
         ]
         return [*self.inputs.arrays, *contents]

@@ -10,6 +10,7 @@ import jax
 
 from refs._access import describe
 from refs._tracing import is_ref
+from refs._view import RefView
 from refs.errors import RefTypeError, RefValueError
 
 
@@ -107,6 +108,22 @@ def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:
     # Not None, which is no leaf.
     full = jax.tree.unflatten(tree, [Ellipsis] * tree.num_leaves)
     return [None if x is _Nothing else x for x in jax.tree.leaves(jax.tree.broadcast(marked, full))]
+
+
+def per_leaf(prefix: Any, tree: Any) -> tuple[list[Any], list[tuple[RefView, Any]]]:
+    """One item of a pytree prefix for each leaf of a tree, and the views in it with theirs."""
+
+    def is_view(x: Any) -> bool:
+        return isinstance(x, RefView)
+
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_view)
+    items: list[Any] = []
+    of_views: list[tuple[RefView, Any]] = []
+    for leaf, item in zip(leaves, broadcast_prefix(prefix, structure), strict=True):
+        if is_view(leaf):
+            of_views.append((leaf, item))
+        items += [item] * (len(jax.tree.leaves(leaf)) if is_view(leaf) else 1)
+    return items, of_views
 
 
 class _Nothing:

@@ -22,10 +22,21 @@ import jax.numpy as jnp
 from refs import _access, _jax
 from refs._effects import Touch
 from refs._ref import new_ref
-from refs._tracing import NewRef, Trace, adopt, ref_type, result_of, trace
+from refs._tracing import (
+    NewRef,
+    Trace,
+    adopt,
+    lookups,
+    other_names,
+    ref_type,
+    result_of,
+    trace,
+    zeros_like,
+)
 from refs.discharge._cells import Cell
 from refs.discharge._interpreter import Context
 from refs.discharge._program import Program
+from refs.transforms._signature import broadcast_prefix
 
 
 class Slot(NamedTuple):
@@ -75,11 +86,39 @@ class Transaction:
 
     @staticmethod
     def of(
-        fun: Callable[..., Any], arguments: Sequence[Any], leaves: Sequence[Any], rebuild: Any
+        fun: Callable[..., Any],
+        arguments: Sequence[Any],
+        leaves: Sequence[Any],
+        rebuild: Any,
+        types: Sequence[Any] | None = None,
+        axis_env: Sequence[tuple[Any, int]] = (),
     ) -> Transaction:
-        """Traces `fun`. `arguments` are distinct refs, `leaves` the other arguments' leaves."""
-        types = [ref_type(r) for r in arguments]
-        return Transaction(trace(fun, types, leaves, rebuild), arguments)
+        """Traces `fun`. `arguments` are distinct refs, `leaves` the other arguments' leaves.
+
+        `types` are those of the refs inside, if they are not as they are outside.
+        """
+        outside = [ref_type(r) for r in arguments]
+        types = outside if types is None else types
+        before = lookups()
+        traced = trace(fun, types, leaves, rebuild, axis_env)
+        has_wrappers = lookups() > before
+        t = Transaction(traced, arguments)
+        same = {
+            i: t.program.refs[k]
+            for i, k in enumerate(t.links)
+            if k is not None and types[i] == outside[i]
+        }
+        if not same or not has_wrappers:
+            return t
+
+        # Wrappers inside must see that these are one ref, whichever way they come by it. To JAX
+        # they are two: it takes no ref both as an argument and closed over.
+        def knowing(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+            names.update({id(refs[i]): ref for i, ref in same.items()})
+            return rebuild(refs, leaves)
+
+        with other_names() as names:
+            return Transaction(trace(fun, types, leaves, knowing, axis_env), arguments)
 
     def run(
         self,
@@ -133,7 +172,7 @@ class Transaction:
         `commit` adds what has come together: the lane must not read what it shares with others.
         """
         return [
-            jnp.zeros(ref.shape, ref.dtype) if self._is_delta(slot) else _access.get(ref)
+            zeros_like(ref) if self._is_delta(slot) else _access.get(ref)
             for slot, ref in zip(slots, self.refs(slots, arguments), strict=True)
         ]
 
@@ -151,6 +190,14 @@ class Transaction:
         """The function's result, from its arrays, the values of its new refs and its arguments."""
         new = [_make(v, origin) for v, origin in zip(made, self.new_origins, strict=True)]
         return result_of(self.traced.out_tree, self.traced.out_leaves, arrays, arguments, new)
+
+    def per_result(self, prefix: Any) -> tuple[list[Any], list[Any]]:
+        """Of a prefix of the result: what belongs to its arrays, and to its new refs."""
+        items = broadcast_prefix(prefix, self.traced.out_tree)
+        markers = self.traced.out_leaves
+        arrays = [x for x, m in zip(items, markers, strict=True) if m is None]
+        made = {m.position: x for x, m in zip(items, markers, strict=True) if isinstance(m, NewRef)}
+        return arrays, [made[k] for k in range(self._n_new)]
 
     def refs(self, slots: Sequence[Slot], arguments: Sequence[Any]) -> list[Any]:
         """The refs that slots stand for in a call."""

@@ -11,7 +11,7 @@ from refs import _jax
 from refs._access import addupdate
 from refs._tracing import is_ref
 from refs.errors import RefTypeError, RefValueError
-from refs.transforms._differentiable import Differentiable, Inputs, part_of
+from refs.transforms._differentiable import Differentiable, Inputs, Variable, part_of
 from refs.transforms._transaction import in_transaction, run
 
 
@@ -60,7 +60,7 @@ class Pullback:
 
     def __call__(self, cotangent: Any) -> Any:
         """The cotangent of each primal, given that of the output."""
-        return self._apply([_jax.GradValue()] * len(self._variables), cotangent)
+        return self._apply([jax.ad.GradValue()] * len(self._variables), cotangent)
 
     def with_refs(self, *wanted: Any) -> Callable[[Any], Any]:
         """Says what is to become of each cotangent, as `jax.vjp`'s function does.
@@ -81,7 +81,7 @@ class Pullback:
         >>> total = refs.new_ref(jnp.ones(2))
         >>> _, pullback = refs.vjp(lambda x: x**2, jnp.array([3.0, 4.0]))
         >>> pullback.with_refs(total)(jnp.ones(2))
-        (GradRef(),)
+        (jax.ad.GradRef(),)
         >>> total
         Ref([7., 9.], dtype=float32)
         """
@@ -91,7 +91,7 @@ class Pullback:
                 f"with_refs: the primals have the structure {self._tree}, and the arguments {tree}"
             )
         for x in leaves:
-            if not is_ref(x) and not isinstance(x, _jax.GradValue | _jax.DontWant):
+            if not is_ref(x) and not isinstance(x, jax.ad.GradValue | jax.ad.DontWant):
                 raise RefTypeError(
                     f"with_refs takes a Ref, `jax.ad.GradValue()` or `jax.ad.DontWant()` for each "
                     f"primal, not a {type(x).__name__}"
@@ -118,9 +118,9 @@ class Pullback:
         return jax.tree.unflatten(
             self._tree,
             [
-                _jax.GradRef()
+                jax.ad.GradRef()
                 if is_ref(x)
-                else (_jax.DidntWant() if isinstance(x, _jax.DontWant) else next(arrays))
+                else (jax.ad.DidntWant() if isinstance(x, jax.ad.DontWant) else next(arrays))
                 for x in wanted
             ],
         )
@@ -128,23 +128,25 @@ class Pullback:
     def _backward(self, wanted: list[Any], cts: list[Any]) -> list[Any]:
         """What becomes of each variable's cotangent."""
         n_values = 1 + max((v.position for v in self._variables), default=-1)
-        asked: list[Any] = [_jax.DontWant()] * n_values
+        asked: list[Any] = [jax.ad.DontWant()] * n_values
         for variable, x in zip(self._variables, wanted, strict=True):
-            if not isinstance(x, _jax.DontWant):
-                # A part's cotangent is taken out of the whole's, which a ref of it isn't.
-                asked[variable.position] = _jax.GradValue() if variable.path else x
+            if is_ref(x) and not _goes_straight_in(variable):
+                x = jax.ad.GradValue()
+            if not isinstance(x, jax.ad.DontWant):
+                asked[variable.position] = x
         [values] = self._native.with_refs(asked)(cts)
         return [self._finish(v, x, values) for v, x in zip(self._variables, wanted, strict=True)]
 
-    def _finish(self, variable: Any, wanted: Any, values: list[Any]) -> Any:
+    def _finish(self, variable: Variable, wanted: Any, values: list[Any]) -> Any:
         value = values[variable.position]
-        if isinstance(wanted, _jax.DontWant) or not variable.path:
-            return value if not isinstance(wanted, _jax.DontWant) else _jax.DidntWant()
-        part = part_of(value, variable.path)
-        if is_ref(wanted):
-            addupdate(wanted, ..., part)
-            return _jax.GradRef()
-        return part
+        if isinstance(wanted, jax.ad.DontWant):
+            return jax.ad.DidntWant()
+        if variable.path:
+            value = part_of(value, variable.path)
+        if is_ref(wanted) and not _is_word(value):
+            addupdate(wanted, ..., value)
+            return jax.ad.GradRef()
+        return value
 
     def tree_flatten(self) -> tuple[Any, ...]:
         return (self._native,), (self._tree, self._variables, self._out_tree, self._has_effects)
@@ -157,5 +159,10 @@ class Pullback:
         return pullback
 
 
+def _goes_straight_in(variable: Variable) -> bool:
+    """A part's cotangent is taken out of the whole's first."""
+    return _jax.can_accumulate_gradients and not variable.path
+
+
 def _is_word(x: Any) -> bool:
-    return isinstance(x, _jax.GradRef | _jax.DidntWant)
+    return isinstance(x, jax.ad.GradRef | jax.ad.DidntWant)

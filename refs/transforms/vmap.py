@@ -12,13 +12,12 @@ import jax.numpy as jnp
 from refs import _jax
 from refs._access import describe
 from refs._effects import Touch
-from refs._tracing import Call, NewRef, Trace, ref_type, trace
-from refs._view import RefView
+from refs._tracing import AbstractArgument, Call, ref_type
 from refs.discharge._interpreter import Context
 from refs.discharge._lanes import Lanes, Sum
 from refs.errors import RefTypeError, RefValueError
 from refs.lanes._variance import Contents, Variance
-from refs.transforms._signature import broadcast_prefix
+from refs.transforms._signature import per_leaf
 from refs.transforms._transaction import Slot, Transaction, in_lane, in_transaction
 
 
@@ -75,8 +74,7 @@ def vmap(
         def inside(refs: Any, leaves: Any) -> Any:
             env = [] if axis_name is None else [(axis_name, axes.size)]
             with in_lane():
-                traced = trace(fun, axes.ref_types, axes.leaf_types, call.rebuild, env)
-            t = Transaction(traced, refs)
+                t = Transaction.of(fun, refs, axes.leaf_types, call.rebuild, axes.ref_types, env)
             axis_of = {s: axes.of_slot(s, refs) for s in t.touch_of}
             variance = _analyse(t, axis_of, axes, axis_name)
             sums = [s for s, touch in t.touch_of.items() if axis_of[s] is None and _is_sum(touch)]
@@ -94,7 +92,7 @@ def vmap(
             batched = jax.vmap(
                 lane,
                 in_axes=(0, state_axes, [axis_of[s] for s in t.read], axes.of_leaves),
-                out_axes=(state_axes, *_result_axes(traced, out_axes)),
+                out_axes=(state_axes, *t.per_result(out_axes)),
                 axis_name=axis_name,
                 axis_size=axes.size,
                 spmd_axis_name=spmd_axis_name,
@@ -187,36 +185,28 @@ def _normal(axis: Any, x: Any, what: str) -> int | None:
     return axis % x.ndim
 
 
-def _lane_type(aval: Any, axis: int | None, size: int) -> Any:
-    aval = aval if axis is None else _jax.mapped_aval(size, axis, aval)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+def _lane_type(aval: Any, axis: int | None, size: int) -> AbstractArgument:
+    return AbstractArgument(aval if axis is None else _jax.mapped_aval(size, axis, aval))
 
 
 def _leaf_axes(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The axis of each leaf of a call. Keyword arguments are mapped over their first."""
-
-    def is_view(x: Any) -> bool:
-        return isinstance(x, RefView)
-
     in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
-    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_view)
     try:
-        axes = broadcast_prefix((in_axes, 0), tree)
+        axes, of_views = per_leaf((in_axes, 0), (args, kwargs))
     except ValueError as error:
         raise RefValueError(
             f"vmap: in_axes={in_axes} doesn't fit the {len(args)} positional arguments: it must be "
             "an integer, None, or a tuple with an entry for each, of which every one is a prefix "
             "of the argument's structure"
         ) from error
-    found: list[Any] = []
-    for leaf, axis in zip(leaves, axes, strict=True):
-        if is_view(leaf) and axis is not None:
+    for view, axis in of_views:
+        if axis is not None:
             raise RefTypeError(
-                f"vmap over a view of {describe(leaf.ref)}: map over the ref, or an index, and "
+                f"vmap over a view of {describe(view.ref)}: map over the ref, or an index, and "
                 "take the view inside"
             )
-        found += [axis] * (len(jax.tree.leaves(leaf)) if is_view(leaf) else 1)
-    return found
+    return axes
 
 
 def _is_sum(touch: Touch) -> bool:
@@ -231,7 +221,8 @@ def _analyse(
         for s, touch in t.touch_of.items()
     }
     of_argument = {s.argument: c for s, c in contents.items()}
-    refs = {id(t.program.refs[s.outer]): c for s, c in contents.items() if s.outer is not None}
+    of_outer = {s.outer: c for s, c in contents.items()}
+    refs = t.program.by_identity([of_outer[k] for k in range(len(t.program.refs))])
     variance = Variance(axes.size, axis_name)
     variance.run(
         t.traced.jaxpr,
@@ -242,15 +233,3 @@ def _analyse(
         ],
     )
     return variance
-
-
-def _result_axes(traced: Trace, out_axes: Any) -> tuple[list[Any], list[Any]]:
-    """Where the lanes go in the array outputs, and in the contents of new refs."""
-    axes = broadcast_prefix(out_axes, traced.out_tree)
-    arrays = [axis for axis, m in zip(axes, traced.out_leaves, strict=True) if m is None]
-    made = {
-        m.position: axis
-        for axis, m in zip(axes, traced.out_leaves, strict=True)
-        if isinstance(m, NewRef)
-    }
-    return arrays, [made[k] for k in range(len(made))]

@@ -10,6 +10,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from tests.strategies_indices import EVERYTHING, Index, Int, IntArray, TracedInt, Window
+from tests.strategies_lanes import Vmap
 from tests.strategies_syntax import (
     Add,
     At,
@@ -85,6 +86,15 @@ def steps(node: Any) -> Iterator[Any]:
             for k in range(len(node.operands)):
                 small = replace(block, params=without(block.params, k))
                 yield replace(node, operands=without(node.operands, k), block=small)
+        case Vmap(block=block):
+            for k in range(len(node.names)):
+                small = replace(block, result=without(block.result, k))
+                axes = without(node.out_axes, k)
+                yield replace(node, names=without(node.names, k), block=small, out_axes=axes)
+            for k in range(len(node.operands)):
+                small = replace(block, params=without(block.params, k))
+                axes = without(node.in_axes, k)
+                yield replace(node, operands=without(node.operands, k), block=small, in_axes=axes)
         case Fori() | While():
             yield from without_carries(node)
         case Scan():

@@ -143,26 +143,31 @@ def is_ref(x):
 
 
 def eager_modules() -> dict[str, Any]:
-    """Modules under which nothing is traced, except by a `refs.jit` in the program.
+    """Modules under which nothing is traced, except by a transformation of `refs` in the program.
 
     JAX's own control flow isn't there yet: on concrete refs a native `while_loop` whose predicate
     reads one hangs, and a ref can't be scanned over.
     """
     space: dict[str, Any] = {}
 
-    def jit(fun):
-        def call(*args):
-            space.update(modules())
-            try:
-                return refs.jit(fun)(*args)
-            finally:
-                space.update(python)
+    def traced(transform):
+        def transformed(fun, **options):
+            def call(*args):
+                outside = dict(space)
+                space.update(modules())
+                try:
+                    return transform(fun, **options)(*args)
+                finally:
+                    space.update({name: outside[name] for name in python})
 
-        return call
+            return call
 
+        return transformed
+
+    inside = {name: traced(getattr(refs, name)) for name in ("jit", "vmap", "checkpoint")}
     loops = ("cond", "switch", "while_loop", "fori_loop")
     python = modules() | {
-        "refs": with_attributes(refs, jit=jit),
+        "refs": with_attributes(refs, **inside),
         "jax": with_attributes(jax, jit=oracle.as_is, checkpoint=oracle.as_is),
         "lax": with_attributes(
             lax, scan=python_scan, **{name: getattr(oracle, name) for name in loops}

@@ -1,4 +1,4 @@
-"""Errors of differentiation, of vmap and of loops. See `test_errors.py`."""
+"""Errors of vmap, of shard_map and of loops. See `test_errors.py`."""
 
 import jax
 import jax.numpy as jnp
@@ -6,174 +6,6 @@ import jax.numpy as jnp
 import refs
 from refs import errors
 from tests.error_case import X, raises
-
-# --- Differentiation ------------------------------------------------------------------------------
-
-
-@raises(
-    errors.RefEscapeError,
-    "the backward rule at FILE:N touches ref `local` (created at FILE:N), which is gone "
-    "when the backward pass runs: it was made inside the differentiated function, or "
-    "belongs to a pure one. Use a ref made outside, and `refs.grad`",
-)
-def backward_rule_over_a_ref_made_inside(r, i):
-    def program(x):
-        local = refs.new_ref(jnp.zeros(()), name="local")
-
-        @jax.custom_vjp
-        def square(x):
-            return x**2
-
-        def backward(x, g):
-            local[...] = g
-            return (2 * x * g,)
-
-        square.defvjp(lambda x: (x**2, x), backward)
-        return square(x)
-
-    refs.grad(program)(1.0)
-
-
-@raises(
-    errors.RefTypeError,
-    "grad with respect to argnums=1 of a call with 1 positional arguments: pass what is "
-    "differentiated by position",
-)
-def argnums_beyond_the_arguments(r, i):
-    refs.grad(lambda x: x, argnums=1)(1.0)
-
-
-@raises(
-    errors.RefValueError,
-    "grad with respect to ref `r` (created at FILE:N) twice: its contents are one "
-    "variable. Differentiate with respect to one of the arguments that hold it",
-)
-def a_ref_that_is_two_variables(r, i):
-    refs.grad(lambda a, b: a[0] * b[0], argnums=(0, 1))(r, r)
-
-
-@raises(
-    errors.RefTypeError,
-    "grad with has_aux of a function that returns a int: it must return a pair, (output, "
-    "auxiliary data)",
-)
-def auxiliary_data_that_is_missing(r, i):
-    refs.grad(lambda x: x**2, has_aux=True)(1.0)
-
-
-@raises(
-    errors.RefEscapeError,
-    "vjp of a function that returns ref `r` (created at FILE:N): return its value, "
-    "`ref[...]`, or the ref as auxiliary data (`has_aux`)",
-)
-def a_ref_for_a_value(r, i):
-    refs.vjp(lambda x: r, 1.0)
-
-
-@raises(
-    errors.RefEscapeError,
-    "jacfwd of a function that returns ref `made` (created at FILE:N): return its value, "
-    "`ref[...]`, or the ref as auxiliary data (`has_aux`)",
-)
-def a_new_ref_for_a_value(r, i):
-    refs.jacfwd(lambda x: refs.new_ref(x, name="made"))(1.0)
-
-
-@raises(
-    errors.RefValueError,
-    "jvp: the primals have the structure PyTreeDef(({'a': *},)), and the tangents PyTreeDef((*,))",
-)
-def tangents_of_another_structure(r, i):
-    refs.jvp(lambda x: x["a"], ({"a": 1.0},), (1.0,))
-
-
-@raises(
-    errors.RefTypeError,
-    "jvp takes a tuple or list of primals and one of tangents, not a float and a float",
-)
-def primals_that_are_no_sequence(r, i):
-    refs.jvp(lambda x: x, 1.0, 1.0)
-
-
-@raises(
-    errors.RefTypeError,
-    "grad with respect to a variable of dtype key<fry>: it has no derivative",
-)
-def gradient_of_a_key(r, i):
-    refs.grad(jax.random.normal)(jax.random.key(0))
-
-
-@raises(
-    errors.RefTypeError,
-    "grad with holomorphic=True with respect to a variable of dtype float32: it must be complex",
-)
-def holomorphic_gradient_of_a_real_ref(r, i):
-    refs.grad(lambda r: r[0], holomorphic=True)(r)
-
-
-@raises(
-    errors.RefTypeError,
-    "grad with respect to a variable of dtype int8: it has no gradient of that type. "
-    "Leave it out of `argnums`, or set allow_int=True, which makes its gradient one of "
-    "dtype float0",
-)
-def gradient_of_an_integer_ref(r, i):
-    refs.grad(lambda i: i[0] * 1.0)(i)
-
-
-@raises(
-    errors.RefTypeError,
-    "grad of a function that returns a tuple: its value must be a scalar. With "
-    "has_aux=True it may return a scalar and anything else",
-)
-def gradient_of_two_values(r, i):
-    refs.grad(lambda x: (x, x))(1.0)
-
-
-@raises(
-    errors.RefTypeError,
-    "grad of a function that returns an array of shape (3,): its value must be a scalar. "
-    "`refs.jacrev` differentiates arrays",
-)
-def gradient_of_an_array(r, i):
-    refs.grad(lambda r: r[...])(r)
-
-
-@raises(
-    errors.RefTypeError,
-    "grad of a function that returns a scalar of dtype int32: with holomorphic=False its "
-    "value must be real",
-)
-def gradient_of_an_integer(r, i):
-    refs.grad(lambda x: 3)(1.0)
-
-
-@raises(
-    errors.RefValueError,
-    "with_refs: the primals have the structure PyTreeDef((*, *)), and the arguments "
-    "PyTreeDef((*,))",
-)
-def gradient_refs_of_another_structure(r, i):
-    refs.vjp(lambda x, y: x * y, 1.0, 2.0)[1].with_refs(r)
-
-
-@raises(
-    errors.RefTypeError,
-    "with_refs takes a Ref, `jax.ad.GradValue()` or `jax.ad.DontWant()` for each primal, "
-    "not a ArrayImpl",
-)
-def gradient_into_an_array(r, i):
-    refs.vjp(lambda x: x, 1.0)[1].with_refs(jnp.zeros(()))
-
-
-@raises(
-    errors.RefValueError,
-    "the output of the differentiated function has the structure PyTreeDef(*), and the "
-    "cotangent PyTreeDef((*, *))",
-)
-def cotangent_of_another_structure(r, i):
-    refs.vjp(lambda x: x, 1.0)[1]((1.0, 1.0))
-
 
 # --- vmap -----------------------------------------------------------------------------------------
 
@@ -319,6 +151,97 @@ def axes_for_other_arguments(r, i):
 )
 def lanes_over_a_view(r, i):
     refs.vmap(lambda view: None)(r.at[:2])
+
+
+@raises(
+    errors.RefValueError,
+    "write of a value of each lane's own to ref `r` (created at FILE:N) at FILE:N: "
+    "`jax.vmap` doesn't map what it does to a ref from outside. Use `refs.vmap`",
+)
+def a_native_map_of_a_write(r, i):
+    def lane(x):
+        r[0] += x
+
+    refs.jit(jax.vmap(lane))(X)
+
+
+@raises(
+    errors.RefValueError,
+    "`jax.vmap` can't map a branch that touches a ref: `refs.vmap` can",
+)
+def a_native_map_of_a_branch(r, i):
+    refs.jit(jax.vmap(lambda x: jax.lax.cond(x > 1, lambda: r.at[0].add(1), lambda: None)))(X)
+
+
+# --- shard_map ------------------------------------------------------------------------------------
+
+
+def sharded(fun, in_specs=None, out_specs=None):
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    in_specs = jax.P("d") if in_specs is None else in_specs
+    return refs.shard_map(fun, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+
+
+@raises(
+    errors.RefValueError,
+    "write of a value that varies over mesh axis 'd' to ref `r` (created at FILE:N) at "
+    "FILE:N: what that holds is the same on every device. Reduce the value first "
+    "(`jax.lax.psum(value, 'd')`), or pass the ref with a spec that names the axis; if it "
+    "is made here, make it of a value that varies (`jax.lax.pcast`)",
+)
+def devices_that_write_what_they_share(r, i):
+    def body(x):
+        r[0] = x[0]
+
+    sharded(body)(X)
+
+
+@raises(
+    errors.RefTypeError,
+    "shard_map: in_specs has P('d',) for a view of ref `r` (created at FILE:N): pass the "
+    "ref, and take the view of a shard inside",
+)
+def a_view_that_is_split(r, i):
+    sharded(lambda v: None)(r.at[:2])
+
+
+@raises(
+    errors.RefValueError,
+    "shard_map: in_specs=(P(), P()) doesn't fit the 1 arguments: it must be a "
+    "PartitionSpec, or a tuple with an entry for each, of which every one is a prefix of "
+    "the argument's structure",
+)
+def specs_for_other_arguments(r, i):
+    sharded(lambda a: None, (jax.P(), jax.P()))(r)
+
+
+@raises(
+    errors.RefTypeError,
+    "shard_map: in_specs has None for ref `r` (created at FILE:N): it takes a PartitionSpec",
+)
+def a_ref_without_a_spec(r, i):
+    sharded(lambda a, b: None, (jax.P(), None))(X, r)
+
+
+@raises(
+    errors.RefValueError,
+    "shard_map: ref `r` (created at FILE:N) is passed twice, with specs P('d',) and P(): "
+    "each device has one shard of it",
+)
+def a_ref_that_is_split_twice(r, i):
+    sharded(lambda a, b: None, (jax.P("d"), jax.P()))(r, r)
+
+
+@raises(
+    errors.RefValueError,
+    "shard_map over ref `r` (created at FILE:N), which the function also closes over: that "
+    "would be the whole ref, on every device. Use the argument only",
+)
+def a_ref_split_and_closed_over(r, i):
+    def body(a):
+        a[0] = r[0]
+
+    sharded(body)(r)
 
 
 # --- Loops ----------------------------------------------------------------------------------------

@@ -1,0 +1,216 @@
+"""Errors of differentiation. See `test_errors.py`."""
+
+import jax
+import jax.numpy as jnp
+
+import refs
+from refs import errors
+from tests.error_case import raises
+
+
+@raises(
+    errors.RefEscapeError,
+    "the backward rule at FILE:N touches ref `local` (created at FILE:N), which is gone "
+    "when the backward pass runs: it was made inside the differentiated function, is an "
+    "argument of a mapped one, or belongs to a pure one. Use a ref made outside, and "
+    "`refs.grad`",
+)
+def backward_rule_over_a_ref_made_inside(r, i):
+    def program(x):
+        local = refs.new_ref(jnp.zeros(()), name="local")
+
+        @jax.custom_vjp
+        def square(x):
+            return x**2
+
+        def backward(x, g):
+            local[...] = g
+            return (2 * x * g,)
+
+        square.defvjp(lambda x: (x**2, x), backward)
+        return square(x)
+
+    refs.grad(program)(1.0)
+
+
+@raises(
+    errors.RefStateError,
+    "a custom derivative rule touches ref `i` (created at FILE:N), which the function "
+    "that it is the rule of doesn't: touch the ref there too, or write it in the backward"
+    " rule",
+)
+def forward_rule_that_touches_more_than_its_function(r, i):
+    @jax.custom_vjp
+    def square(x):
+        return x**2
+
+    def forward(x):
+        i[0] += 1
+        return x**2, x
+
+    square.defvjp(forward, lambda x, g: (2 * x * g,))
+    refs.grad(square)(1.0)
+
+
+@raises(
+    errors.RefTypeError,
+    "grad with respect to argnums=1 of a call with 1 positional arguments: pass what is "
+    "differentiated by position",
+)
+def argnums_beyond_the_arguments(r, i):
+    refs.grad(lambda x: x, argnums=1)(1.0)
+
+
+@raises(
+    errors.RefValueError,
+    "grad with respect to ref `r` (created at FILE:N) twice: its contents are one "
+    "variable. Differentiate with respect to one of the arguments that hold it",
+)
+def a_ref_that_is_two_variables(r, i):
+    refs.grad(lambda a, b: a[0] * b[0], argnums=(0, 1))(r, r)
+
+
+@raises(
+    errors.RefTypeError,
+    "grad with has_aux of a function that returns a int: it must return a pair, (output, "
+    "auxiliary data)",
+)
+def auxiliary_data_that_is_missing(r, i):
+    refs.grad(lambda x: x**2, has_aux=True)(1.0)
+
+
+@raises(
+    errors.RefEscapeError,
+    "vjp of a function that returns ref `r` (created at FILE:N): return its value, "
+    "`ref[...]`, or the ref as auxiliary data (`has_aux`)",
+)
+def a_ref_for_a_value(r, i):
+    refs.vjp(lambda x: r, 1.0)
+
+
+@raises(
+    errors.RefEscapeError,
+    "jacfwd of a function that returns ref `made` (created at FILE:N): return its value, "
+    "`ref[...]`, or the ref as auxiliary data (`has_aux`)",
+)
+def a_new_ref_for_a_value(r, i):
+    refs.jacfwd(lambda x: refs.new_ref(x, name="made"))(1.0)
+
+
+@raises(
+    errors.RefValueError,
+    "jvp: the primals have the structure PyTreeDef(({'a': *},)), and the tangents PyTreeDef((*,))",
+)
+def tangents_of_another_structure(r, i):
+    refs.jvp(lambda x: x["a"], ({"a": 1.0},), (1.0,))
+
+
+@raises(
+    errors.RefTypeError,
+    "jvp takes a tuple or list of primals and one of tangents, not a float and a float",
+)
+def primals_that_are_no_sequence(r, i):
+    refs.jvp(lambda x: x, 1.0, 1.0)
+
+
+@raises(
+    errors.RefTypeError,
+    "grad with respect to a variable of dtype key<fry>: it has no derivative",
+)
+def gradient_of_a_key(r, i):
+    refs.grad(jax.random.normal)(jax.random.key(0))
+
+
+@raises(
+    errors.RefTypeError,
+    "grad with holomorphic=True with respect to a variable of dtype float32: it must be complex",
+)
+def holomorphic_gradient_of_a_real_ref(r, i):
+    refs.grad(lambda r: r[0], holomorphic=True)(r)
+
+
+@raises(
+    errors.RefTypeError,
+    "grad with respect to a variable of dtype int8: it has no gradient of that type. "
+    "Leave it out of `argnums`, or set allow_int=True, which makes its gradient one of "
+    "dtype float0",
+)
+def gradient_of_an_integer_ref(r, i):
+    refs.grad(lambda i: i[0] * 1.0)(i)
+
+
+@raises(
+    errors.RefTypeError,
+    "grad of a function that returns a tuple: its value must be a scalar. With "
+    "has_aux=True it may return a scalar and anything else",
+)
+def gradient_of_two_values(r, i):
+    refs.grad(lambda x: (x, x))(1.0)
+
+
+@raises(
+    errors.RefTypeError,
+    "grad of a function that returns an array of shape (3,): its value must be a scalar. "
+    "`refs.jacrev` differentiates arrays",
+)
+def gradient_of_an_array(r, i):
+    refs.grad(lambda r: r[...])(r)
+
+
+@raises(
+    errors.RefTypeError,
+    "grad of a function that returns a scalar of dtype int32: with holomorphic=False its "
+    "value must be real",
+)
+def gradient_of_an_integer(r, i):
+    refs.grad(lambda x: 3)(1.0)
+
+
+@raises(
+    errors.RefValueError,
+    "with_refs: the primals have the structure PyTreeDef((*, *)), and the arguments "
+    "PyTreeDef((*,))",
+)
+def gradient_refs_of_another_structure(r, i):
+    refs.vjp(lambda x, y: x * y, 1.0, 2.0)[1].with_refs(r)
+
+
+@raises(
+    errors.RefTypeError,
+    "with_refs takes a Ref, `jax.ad.GradValue()` or `jax.ad.DontWant()` for each primal, "
+    "not a ArrayImpl",
+)
+def gradient_into_an_array(r, i):
+    refs.vjp(lambda x: x, 1.0)[1].with_refs(jnp.zeros(()))
+
+
+@raises(
+    errors.RefValueError,
+    "the output of the differentiated function has the structure PyTreeDef(*), and the "
+    "cotangent PyTreeDef((*, *))",
+)
+def cotangent_of_another_structure(r, i):
+    refs.vjp(lambda x: x, 1.0)[1]((1.0, 1.0))
+
+
+@raises(
+    errors.RefValueError,
+    "write of a differentiated value to ref `r` (created at FILE:N) at FILE:N: JAX's own "
+    "derivatives don't follow it into a ref from outside. Use `refs.grad` (or `refs.vjp`,"
+    " `refs.jvp`, `refs.linearize`)",
+)
+def a_native_derivative_of_a_write(r, i):
+    def program(x):
+        r[0] = x
+        return x
+
+    refs.jit(jax.grad(program))(1.0)
+
+
+@raises(
+    errors.RefTypeError,
+    "`jax.grad` can't differentiate with respect to a ref: `refs.grad` can, and the "
+    "gradient is an array",
+)
+def a_native_derivative_with_respect_to_a_ref(r, i):
+    refs.jit(jax.grad(lambda q: q[0] ** 2))(r)

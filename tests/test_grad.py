@@ -1,0 +1,183 @@
+"""`refs.grad` and `refs.value_and_grad`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import refs
+
+W = np.array([1.0, 2.0, 3.0], np.float32)
+
+
+@pytest.fixture
+def w():
+    return refs.new_ref(W, name="w")
+
+
+@pytest.fixture
+def n():
+    return refs.new_ref(jnp.int32(0), name="n")
+
+
+def in_place(w, x):
+    """Scales a ref row by row, and sums the squares of what is in it."""
+
+    def step(total, i):
+        w[i] *= x
+        return total + w[i] ** 2, None
+
+    return lax.scan(step, 0.0, jnp.arange(3))[0]
+
+
+def by_hand(w, x):
+    return ((w * x) ** 2).sum()
+
+
+both = pytest.mark.parametrize("jit", [lambda f: f, refs.jit], ids=["op by op", "jit"])
+
+
+@both
+def test_arrays_and_refs_are_variables(jit, w):
+    got = jit(refs.value_and_grad(in_place, (0, 1)))(w, 2.0)
+    want = jax.value_and_grad(by_hand, (0, 1))(W, 2.0)
+    jax.tree.map(np.testing.assert_allclose, got, want)
+    np.testing.assert_array_equal(w[...], 2 * W)
+
+
+def test_the_result_has_the_structure_of_the_argument(w):
+    def loss(state, x):
+        return (state["w"][...] * state["b"] * x).sum()
+
+    gradient = refs.grad(loss)({"w": w, "b": 2.0}, 3.0)
+    assert gradient["b"] == 18
+    np.testing.assert_array_equal(gradient["w"], [6, 6, 6])
+
+
+def test_a_view_is_a_variable_for_its_part(w):
+    gradient = refs.grad(lambda view: (view.get() ** 2).sum())(w.at[1:])
+    np.testing.assert_array_equal(gradient, [4, 6])
+    first, last = refs.grad(lambda a, b: a.get() * b.get(), (0, 1))(w.at[0], w.at[2])
+    assert (first, last) == (3, 1)
+
+
+def test_a_variable_that_is_never_touched_has_gradient_zero(w):
+    np.testing.assert_array_equal(refs.grad(lambda w, x: x, 0)(w, 1.0), [0, 0, 0])
+
+
+def test_a_ref_that_is_overwritten_first_has_gradient_zero(w):
+    def loss(w):
+        w[...] = jnp.ones(3)
+        return w[...].sum()
+
+    np.testing.assert_array_equal(refs.grad(loss)(w), [0, 0, 0])
+
+
+def test_an_aliased_ref_has_the_total_derivative(w):
+    gradient = refs.grad(lambda a, b: a[0] * b[0])(w, w)
+    np.testing.assert_array_equal(gradient, [2, 0, 0])
+    gradient = refs.grad(lambda a: a[1] * w[1])(w)
+    np.testing.assert_array_equal(gradient, [0, 4, 0])
+
+
+@both
+def test_effects_happen_once(jit, w, n):
+    def loss(x):
+        n[...] += 1
+        return jnp.sin(x) * w[0]
+
+    for order, f in enumerate(
+        [refs.grad(loss), refs.grad(refs.grad(loss)), refs.hessian(loss)], start=1
+    ):
+        jit(f)(0.5)
+        assert n[...] == order
+
+
+def test_state_written_is_cut_for_this_derivative_only(w):
+    def inner(x):
+        w[0] = x**2
+        return x
+
+    def outer(x):
+        gradient = refs.grad(inner)(x)
+        return w[0] * gradient
+
+    assert refs.grad(outer)(3.0) == 6
+    assert w[0] == 9
+
+
+def test_auxiliary_data_may_hold_refs(w):
+    def loss(x):
+        made = refs.new_ref(x * jnp.ones(2), name="made")
+        return x**2, {"w": w, "made": made, "again": made, "x": x}
+
+    (value, aux), gradient = refs.value_and_grad(loss, has_aux=True)(3.0)
+    assert (value, gradient, aux["x"]) == (9, 6, 3)
+    assert aux["w"] is w
+    assert aux["made"] is aux["again"]
+    aux["made"][0] += 1
+    np.testing.assert_array_equal(aux["made"][...], [4, 3])
+    gradient, aux = refs.grad(loss, has_aux=True)(3.0)
+    assert gradient == 6
+
+
+def test_what_is_not_differentiated_stays_as_it_is(w):
+    def loss(x, mode, steps):
+        assert mode == "square"
+        for _ in range(steps if steps > 1 else 0):
+            x = x * w[0]
+        return x**2
+
+    assert refs.grad(loss)(3.0, "square", steps=2) == 6
+
+
+@both
+def test_integers_and_complex_numbers(jit, n):
+    gradient = jit(refs.grad(lambda n, x: n[...] * x, allow_int=True))(n, 2.0)
+    assert gradient.dtype == jax.dtypes.float0
+    z = refs.new_ref(jnp.array([1 + 1j, 2.0]))
+    got = jit(refs.grad(lambda z: z[0] ** 2, holomorphic=True))(z)
+    np.testing.assert_array_equal(got, [2 + 2j, 0])
+    got = jit(refs.grad(lambda z: jnp.abs(z[0]) ** 2))(z)
+    np.testing.assert_allclose(got, jax.grad(lambda z: jnp.abs(z[0]) ** 2)(z[...]))
+
+
+def test_an_error_leaves_everything_as_it_was(w):
+    def loss(w):
+        w[...] = jnp.zeros(3)
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        refs.grad(loss)(w)
+    np.testing.assert_array_equal(w[...], W)
+
+
+def test_a_plain_jax_ref_is_a_variable_too():
+    plain = jax.new_ref(jnp.array([1.0, 2.0]))
+    np.testing.assert_array_equal(refs.grad(lambda r: (r[...] ** 2).sum())(plain), [2, 4])
+
+
+@both
+def test_inside_loops_and_branches(jit, w, n):
+    def gradient(x):
+        n[...] += 1
+        return refs.grad(lambda x: in_place(w, x))(x)
+
+    def program(x):
+        def body(total):
+            w[...] = W
+            return lax.cond(n[...] % 2 == 0, gradient, lambda x: 10 * gradient(x), x) + total
+
+        return refs.while_loop(lambda _: n[...] < 3, body, 0.0)
+
+    assert jit(program)(0.5) == 12 * jax.grad(by_hand, 1)(W, 0.5)
+    assert n[...] == 3
+
+
+def test_a_traced_function_keeps_jaxs_own_rules():
+    """Functions of JAX's that have derivative rules keep them: relu has gradient 0 at 0."""
+    r = refs.new_ref(jnp.zeros(()))
+    assert refs.grad(lambda r: jax.nn.relu(r[...]))(r) == 0
+    x = refs.new_ref(jnp.array([0.0, 1000.0]))
+    assert np.isfinite(refs.grad(lambda x: jax.nn.logsumexp(x[...]))(x)).all()

@@ -1,0 +1,125 @@
+"""`refs.jvp`, `refs.linearize`, and the whole derivatives `jacfwd`, `jacrev` and `hessian`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import refs
+
+W = np.array([1.0, 2.0, 3.0], np.float32)
+
+
+@pytest.fixture
+def w():
+    return refs.new_ref(W, name="w")
+
+
+@pytest.fixture
+def n():
+    return refs.new_ref(jnp.int32(0), name="n")
+
+
+def swap_ends(w, x):
+    """Not symmetric in anything: each derivative has a place of its own."""
+    w[0] = w[2] * x
+    return jnp.sin(w[...]) * x
+
+
+def by_hand(w, x):
+    return jnp.sin(jnp.asarray(w).at[0].set(w[2] * x)) * x
+
+
+same = np.testing.assert_allclose
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, refs.jit], ids=["op by op", "jit"])
+def test_jvp(jit, w):
+    tangents = (jnp.array([1.0, 10.0, 100.0]), 0.5)
+    got = jit(lambda w, x: refs.jvp(swap_ends, (w, x), tangents))(w, 2.0)
+    jax.tree.map(same, got, jax.jvp(by_hand, (W, 2.0), tangents))
+    same(w[...], [6, 2, 3])
+
+
+def test_jvp_of_a_view_and_with_auxiliary_data(w):
+    out, tangent, aux = refs.jvp(
+        lambda view: (view.get() ** 2, w), [w.at[1:]], [jnp.array([1.0, 0.0])], has_aux=True
+    )
+    same(out, [4, 9])
+    same(tangent, [4, 0])
+    assert aux is w
+
+
+def test_a_ref_for_a_tangent_follows_the_contents(w):
+    tangent = refs.new_ref(jnp.array([0.0, 0.0, 1.0]))
+    _, out_tangent = refs.jvp(swap_ends, (w, 2.0), (tangent, 0.0))
+    same(tangent[...], [2, 0, 1])
+    same(out_tangent, jax.jvp(by_hand, (W, 2.0), (jnp.array([0.0, 0.0, 1.0]), 0.0))[1])
+
+
+def test_linearize(w, n):
+    def f(w, x):
+        n[...] += 1
+        return swap_ends(w, x)
+
+    out, f_jvp = refs.linearize(f, w, 2.0)
+    same(out, by_hand(W, 2.0))
+    for tangents in [(jnp.ones(3), 0.0), (jnp.zeros(3), 1.0)]:
+        same(f_jvp(*tangents), jax.jvp(by_hand, (W, 2.0), tangents)[1])
+    assert n[...] == 1
+    *_, aux = refs.linearize(lambda x: (x, w), 1.0, has_aux=True)
+    assert aux is w
+
+
+def test_linearize_inside_a_scan(w, n):
+    def program(xs):
+        def step(total, x):
+            n[...] += 1
+            w[...] = W
+            _, f_jvp = refs.linearize(lambda x: swap_ends(w, x).sum(), x)
+            return total + f_jvp(1.0), None
+
+        return refs.scan(step, 0.0, xs)[0]
+
+    xs = jnp.array([0.5, 2.0])
+    want = sum(jax.grad(lambda x: by_hand(W, x).sum())(x) for x in xs)
+    same(program(xs), want, rtol=1e-6)
+    same(refs.jit(program)(xs), want, rtol=1e-6)
+    assert n[...] == 4
+
+
+@pytest.mark.parametrize("name", ["jacfwd", "jacrev"])
+@pytest.mark.parametrize("argnums", [0, 1, (0, 1)])
+def test_jacobians(name, argnums, w):
+    got = getattr(refs, name)(swap_ends, argnums)(w, 2.0)
+    jax.tree.map(same, got, getattr(jax, name)(by_hand, argnums)(W, 2.0))
+    same(w[...], [6, 2, 3])
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, refs.jit], ids=["op by op", "jit"])
+def test_second_derivatives(jit, w, n):
+    def f(w, x):
+        n[...] += 1
+        return {"sum": swap_ends(w, x).sum()}
+
+    def hand(w, x):
+        return {"sum": by_hand(w, x).sum()}
+
+    for count, (ours, theirs) in enumerate(
+        [
+            (refs.hessian(f, (0, 1)), jax.hessian(hand, (0, 1))),
+            (refs.jacrev(refs.jacfwd(f)), jax.jacrev(jax.jacfwd(hand))),
+        ],
+        start=1,
+    ):
+        w[...] = W
+        jax.tree.map(lambda a, b: same(a, b, rtol=1e-6), jit(ours)(w, 2.0), theirs(W, 2.0))
+        assert n[...] == count
+
+
+def test_the_jacobian_of_a_view_and_auxiliary_data(w):
+    jacobian, aux = refs.jacrev(lambda v: (jnp.outer(v.get(), v.get()), w), has_aux=True)(w.at[:2])
+    same(jacobian, jax.jacrev(lambda v: jnp.outer(v, v))(W[:2]))
+    assert aux is w
+    hessian = refs.hessian(lambda v: (v.get() ** 3).sum())(w.at[1:])
+    same(hessian, [[12, 0], [0, 18]])

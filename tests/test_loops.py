@@ -1,0 +1,189 @@
+"""`refs.scan`, `while_loop`, `fori_loop`, `cond`, `switch`, `map` and `checkpoint`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import refs
+from refs.errors import RefEscapeError, RefTypeError
+
+same = np.testing.assert_array_equal
+both = pytest.mark.parametrize("jit", [lambda f: f, refs.jit], ids=["op by op", "jit"])
+
+
+@pytest.fixture
+def n():
+    return refs.new_ref(jnp.int32(0), name="n")
+
+
+@pytest.fixture
+def table():
+    return refs.new_ref(jnp.arange(6).reshape(3, 2), name="table")
+
+
+@both
+def test_scan_over_refs(jit, table, n):
+    def step(carry, x):
+        row, again, i = x
+        row[0] += again[1]
+        n[...] += i
+        return carry + row[0], row[...]
+
+    scan = jit(lambda: refs.scan(step, 0, (table, table, jnp.arange(3)), reverse=True, unroll=2))
+    total, rows = scan()
+    assert total == 1 + 5 + 9
+    same(rows, [[1, 1], [5, 3], [9, 5]])
+    same(table[...], rows)
+    assert n[...] == 3
+
+
+def test_scan_without_inputs(n):
+    assert refs.scan(lambda c, _: (c + 1, n.at[...].add(1)), 0, length=4)[0] == 4
+    assert n[...] == 4
+
+
+@both
+def test_while_loop_whose_predicate_reads_what_its_body_writes(jit, n):
+    def body(x):
+        n[...] += 1
+        return 2 * x
+
+    assert jit(lambda: refs.while_loop(lambda _: n[...] < 5, body, 1))() == 32
+    assert n[...] == 5
+
+
+@both
+@pytest.mark.parametrize("bounds", [(1, 4), (jnp.int32(1), 4)], ids=["static", "traced"])
+def test_fori_loop(jit, bounds, n):
+    def body(i, x):
+        n[...] += i
+        return x * 2
+
+    assert jit(lambda: refs.fori_loop(*bounds, body, 1))() == 8
+    assert n[...] == 6
+
+
+@both
+def test_branches_take_refs_and_views_any_number_of_times(jit, table, n):
+    def some(a, b, view, x):
+        a[0, 0] = x
+        b[0, 1] = a[0, 0] + 1
+        view.set(7)
+        return n[...]
+
+    def other(a, b, view, x):
+        n[...] += x
+        return x
+
+    cond = jit(lambda p: refs.cond(p, some, other, table, table, table.at[2], 10))
+    assert cond(True) == 0
+    assert cond(False) == 10
+    same(table[...], [[10, 11], [2, 3], [7, 7]])
+    switch = jit(lambda i: refs.switch(i, [other, some], table, table, table.at[1], 20))
+    assert switch(5) == 10
+    same(table[...], [[20, 21], [7, 7], [7, 7]])
+
+
+@both
+@pytest.mark.parametrize("batch_size", [None, 2, 3, 5])
+def test_map(jit, batch_size, n):
+    def f(x):
+        n[...] += x
+        return {"double": 2 * x}
+
+    mapped = jit(lambda xs: refs.map(f, xs, batch_size=batch_size))
+    same(mapped(jnp.arange(5))["double"], [0, 2, 4, 6, 8])
+    assert n[...] == 10
+
+
+def test_map_over_a_ref(table):
+    refs.map(lambda row: row.at[0].set(row[1]), table)
+    same(table[...], [[1, 1], [3, 3], [5, 5]])
+    with pytest.raises(RefTypeError, match="map with batch_size"):
+        refs.map(lambda row: None, table, batch_size=2)
+
+
+def test_a_body_returns_no_ref(table):
+    for loop in (
+        lambda: refs.scan(lambda c, _: (c, table), 0, length=2),
+        lambda: refs.cond(True, lambda: table, lambda: table),
+    ):
+        with pytest.raises(RefEscapeError, match="cannot be returned"):
+            loop()
+
+
+def test_an_error_leaves_everything_as_it_was(n):
+    def body(x):
+        n[...] += 1
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        refs.while_loop(lambda x: True, body, 0)
+    assert n[...] == 0
+
+
+def test_loops_are_differentiated(table):
+    w = refs.new_ref(jnp.array([1.0, 2.0]))
+
+    def loss(w):
+        def step(total, r):
+            r[...] *= 3
+            return total + r[...] ** 2, None
+
+        return refs.scan(step, 0.0, w)[0]
+
+    same(refs.grad(loss)(w), [18, 36])
+
+
+# --- checkpoint ---
+
+
+@both
+@pytest.mark.parametrize("checkpoint", [refs.checkpoint, refs.remat, jax.checkpoint])
+def test_effects_happen_once_however_often_it_is_recomputed(jit, checkpoint, n):
+    @checkpoint
+    def layer(x):
+        n[...] += 1
+        return jnp.sin(jnp.sin(x))
+
+    def loss(x):
+        return lax.cond(x > 0, layer, lambda x: x, layer(x))
+
+    got = jit(refs.grad(loss))(0.5)
+    want = jax.grad(lambda x: jnp.sin(jnp.sin(jnp.sin(jnp.sin(x)))))(0.5)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert n[...] == 2
+
+
+def test_checkpoint_takes_jaxs_keywords(table, n):
+    def layer(ref, view, x, y, power, *, flag):
+        assert flag
+        n[...] += 1
+        return jnp.sin(x) ** power * view.get().sum() * ref[0, 1] + y
+
+    made = refs.checkpoint(
+        layer,
+        prevent_cse=(True, True, False, True, True),
+        policy=jax.checkpoint_policies.everything_saveable,
+        static_argnums=4,
+        static_argnames="flag",
+    )
+    value, gradient = refs.value_and_grad(made, 2)(table, table.at[1], 0.5, 1.0, 2, flag=True)
+    np.testing.assert_allclose(value, np.sin(0.5) ** 2 * 5 + 1, rtol=1e-6)
+    np.testing.assert_allclose(gradient, 2 * np.sin(0.5) * np.cos(0.5) * 5, rtol=1e-6)
+    assert n[...] == 1
+
+
+def test_checkpoint_recomputes():
+    w = refs.new_ref(jnp.float32(2))
+    f = refs.checkpoint(lambda x: jnp.sin(jnp.sin(x) * w[...]))
+    text = str(refs.make_jaxpr(refs.grad(f))(1.0))
+    assert text.count(" sin ") == 3  # two forwards, and the inner one again
+
+
+def test_checkpoint_of_refs_returned(table):
+    out, again = refs.checkpoint(lambda r: (refs.new_ref(r[...] * 2), r))(table)
+    same(out[...], 2 * np.arange(6).reshape(3, 2))
+    assert again is table
