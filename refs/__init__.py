@@ -2,6 +2,7 @@
 
 from refs import errors as errors
 from refs import extend as extend
+from refs import testing as testing
 from refs._access import addupdate as addupdate
 from refs._access import get as get
 from refs._access import set as set

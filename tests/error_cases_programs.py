@@ -1,5 +1,7 @@
 """Errors of discharge, of custom rules and of functionalize. See `test_errors.py`."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -197,3 +199,38 @@ def state_of_another_structure(r, i):
 )
 def state_of_another_type(r, i):
     refs.functionalize(lambda: r[0], closed_over=r)(X[:2])
+
+
+# --- Checks ---------------------------------------------------------------------------------------
+
+
+@raises(
+    errors.RefValueError,
+    "check_transforms: no law is called 'pmap': there are jit, checkpoint, functionalize, "
+    "scan, vmap, jvp, linearize, vjp, vjp of jit, vjp of checkpoint, jit of vjp, quotients",
+)
+def a_law_that_there_is_not(r, i):
+    refs.testing.check_transforms(lambda: r[0], laws=["jit", "pmap"])
+
+
+@raises(
+    errors.RefEscapeError,
+    "check_transforms inside a transformation: it transforms the function itself. Call it "
+    "at top level",
+)
+def a_check_inside_a_transformation(r, i):
+    refs.jit(lambda x: refs.testing.check_transforms(lambda: r[0] * x))(1.0)
+
+
+@raises(
+    AssertionError,
+    "jit: ref `r` (created at FILE:N) after call 1 is [1. 1. 2.], and should be "
+    "[2. 1. 2.]: they differ by 1.0, and by 0.0002 they may",
+)
+def a_law_that_does_not_hold(r, i):
+    count = itertools.count()
+
+    def f():
+        r[0] += next(count)
+
+    refs.testing.check_transforms(f)

@@ -34,7 +34,10 @@ LAYERS = [
     ["transforms._stages"],
     ["transforms", "transforms.*"],
     ["transforms.jacobian", "transforms.loops"],
-    ["extend"],
+    ["extend", "testing._case"],
+    ["testing._derivatives"],
+    ["testing.transforms"],
+    ["testing"],
     [""],  # refs/__init__.py
 ]
 

@@ -44,6 +44,10 @@ def test_two_names_of_a_ref_are_one_ref_in_wrappers_inside():
 
         return refs.grad(f)(3.0)
 
+    def gradient_of_a_ref(same):
+        return refs.grad(lambda a: r[1] * a[1])(same)[1]
+
+    assert refs.jit(gradient_of_a_ref)(r) == 2
     assert refs.jit(gradient)(r) == 4
     holds(r, 4, 1, 1, 1)
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from refs._access import check_ref, describe, get
 from refs._effects import has_custom_vjp
 from refs._indexing import Index
-from refs._tracing import NewRef, is_ref, unique, zeros_like
+from refs._tracing import NewRef, is_ref, one_name, unique, zeros_like
 from refs._view import RefView
 from refs.errors import RefEscapeError, RefTypeError, RefValueError
 from refs.transforms._transaction import Slot, Transaction, in_transaction, run
@@ -51,6 +51,7 @@ class Inputs(NamedTuple):
     def of(
         doing: str, argnums: int | Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Inputs:
+        args, kwargs = jax.tree.map(lambda x: one_name(x) if is_ref(x) else x, (args, kwargs))
         chosen = _positions(doing, argnums, args)
         given = args[chosen[0]] if isinstance(argnums, int) else tuple(args[k] for k in chosen)
         leaves, tree = jax.tree.flatten(given, is_leaf=lambda x: isinstance(x, RefView))

@@ -6,13 +6,12 @@ from tests.laws import ways
 from tests.strategies_lanes import mapped_programs
 
 
-@ways.fewer(2)
+@ways.fewer(8)
 @given(mapped_programs())
 def test_a_map_at_top_level_means_a_loop(program):
     ways.check(ways.eager, program)
 
 
-@ways.fewer(2)
 @given(mapped_programs())
 def test_a_map_under_jit_means_a_loop(program):
     ways.check(ways.jitted, program)
