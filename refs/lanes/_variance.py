@@ -21,6 +21,16 @@ from refs import _jax
 from refs._effects import Touch, inner_calls, used
 from refs.errors import RefValueError
 
+# What runs its jaxpr once, on its operands.
+_CALLS = {
+    _jax.jit_p,
+    _jax.remat_p,
+    _jax.custom_jvp_call_p,
+    _jax.custom_vjp_call_p,
+    _jax.shard_map_p,
+    _jax.run_state_p,
+}
+
 
 class Contents:
     """What is known of a ref's contents.
@@ -108,12 +118,39 @@ class Variance:
             return self._while(eqn, refs, diverged, args)
         if primitive is _jax.scan_p:
             return self._scan(eqn, refs, diverged, args)
-        for inner, operands in inner_calls(eqn):
-            if operands is eqn.invars and len(inner.jaxpr.outvars) == len(eqn.outvars):
-                return self._run(inner, refs, args, diverged)
+        if primitive in _CALLS:
+            for inner, operands in inner_calls(eqn):
+                if operands is eqn.invars and len(inner.jaxpr.outvars) == len(eqn.outvars):
+                    return self._run(inner, refs, args, diverged)
+        return self._unknown(eqn, refs, diverged, args)
+
+    def _unknown(
+        self, eqn: Any, refs: dict[int, Contents], diverged: bool, args: list[Any]
+    ) -> list[Any]:
+        """A primitive of which is known only what it is given, and perhaps a jaxpr that it runs.
+
+        It runs that any number of times, and how often may depend on any operand.
+        """
         varies = self._asks_which_lane(eqn) or any(
             a.varies if isinstance(a, Contents) else a for a in args
         )
+        calls = list(inner_calls(eqn))
+
+        def step(carry: list[Any]) -> list[Any]:
+            before = [c.is_set for c in self._shared]
+            for inner, _ in calls:
+                self._run(inner, refs, args, diverged or varies)
+            self._restore(before)
+            return carry
+
+        if calls:
+            self._until_stable(step, [])
+        else:
+            for ref in (a for a in args if isinstance(a, Contents)):
+                self._check_read(eqn, ref)
+                if ref.is_overwritten and (varies or diverged):
+                    self._refuse("lane-dependent write to", eqn, ref)
+                self._grow(ref, varies or diverged)
         return [args[0] if _jax.is_ref_type(v.aval) else varies for v in eqn.outvars]
 
     def _make(self, eqn: Any, varies: bool) -> Contents:

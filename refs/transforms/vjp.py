@@ -81,7 +81,7 @@ class Pullback:
         >>> total = refs.new_ref(jnp.ones(2))
         >>> _, pullback = refs.vjp(lambda x: x**2, jnp.array([3.0, 4.0]))
         >>> pullback.with_refs(total)(jnp.ones(2))
-        (jax.ad.GradRef(),)
+        (GradRef(),)
         >>> total
         Ref([7., 9.], dtype=float32)
         """
