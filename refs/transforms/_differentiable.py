@@ -6,6 +6,7 @@ its part of a ref's contents.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -284,3 +285,49 @@ def _described(marker: Any, inputs: Inputs) -> str:
     if isinstance(marker, NewRef):
         return marker.origin.describe() if marker.origin is not None else "a ref made inside"
     return describe(marker.ref if hasattr(marker, "ref") else inputs.refs[marker.position])
+
+
+def derivative(
+    doing: str,
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    holomorphic: bool,
+    allow_int: bool,
+    derive: Callable[[Differentiable, Inputs, list[Any]], Any],
+) -> Callable[..., Any]:
+    """The function of `fun`'s arguments that `derive(f, inputs, values)` evaluates."""
+
+    @functools.wraps(fun)
+    def derived(*args: Any, **kwargs: Any) -> Any:
+        def inside(inputs: Inputs) -> Any:
+            f = Differentiable(doing, fun, inputs, has_aux)
+            values = f.values
+            for x in values:
+                _check_variable(doing, x, holomorphic, allow_int)
+            return derive(f, inputs, values)
+
+        return Inputs.of(doing, argnums, args, kwargs).in_transaction(inside)
+
+    return derived
+
+
+def _check_variable(doing: str, x: Any, holomorphic: bool, allow_int: bool) -> None:
+    """Refuses what has no gradient of its own type, as JAX does."""
+    dtype = jnp.result_type(x)
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        raise RefTypeError(
+            f"{doing} with respect to a variable of dtype {dtype}: it has no derivative"
+        )
+    if holomorphic and not jnp.issubdtype(dtype, jnp.complexfloating):
+        raise RefTypeError(
+            f"{doing} with holomorphic=True with respect to a variable of dtype {dtype}: it must "
+            "be complex"
+        )
+    if jnp.issubdtype(dtype, jnp.inexact) or allow_int:
+        return
+    raise RefTypeError(
+        f"{doing} with respect to a variable of dtype {dtype}: it has no gradient of that type. "
+        "Leave it out of `argnums`, or set allow_int=True, which makes its gradient one of dtype "
+        "float0"
+    )

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from refs.errors import RefTypeError
-from refs.transforms._differentiable import Differentiable, Inputs
+from refs.transforms._differentiable import Differentiable, Inputs, derivative
 
 
 def value_and_grad(
@@ -98,44 +98,15 @@ def _gradient(
     holomorphic: bool,
     allow_int: bool,
 ) -> Callable[..., Any]:
-    @functools.wraps(fun)
-    def both(*args: Any, **kwargs: Any) -> Any:
-        def inside(inputs: Inputs) -> Any:
-            f = Differentiable(doing, fun, inputs, has_aux)
-            values = f.values
-            for x in values:
-                check_variable(doing, x, holomorphic, allow_int)
-            [*out], pullback, rest = jax.vjp(f, values, has_aux=True)
-            value = _check_scalar(doing, f.outputs(out), holomorphic)
-            aux = f.commit(rest)
-            [cotangents] = f.backward(lambda _, cts: pullback(cts), [], [jnp.ones_like(value)])
-            gradient = inputs.unflatten(cotangents)
-            return ((value, aux) if has_aux else value), gradient
+    def derive(f: Differentiable, inputs: Inputs, values: list[Any]) -> Any:
+        [*out], pullback, rest = jax.vjp(f, values, has_aux=True)
+        value = _check_scalar(doing, f.outputs(out), holomorphic)
+        aux = f.commit(rest)
+        [cotangents] = f.backward(lambda _, cts: pullback(cts), [], [jnp.ones_like(value)])
+        gradient = inputs.unflatten(cotangents)
+        return ((value, aux) if has_aux else value), gradient
 
-        return Inputs.of(doing, argnums, args, kwargs).in_transaction(inside)
-
-    return both
-
-
-def check_variable(doing: str, x: Any, holomorphic: bool, allow_int: bool) -> None:
-    """Refuses what has no gradient of its own type, as JAX does."""
-    dtype = jnp.result_type(x)
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        raise RefTypeError(
-            f"{doing} with respect to a variable of dtype {dtype}: it has no derivative"
-        )
-    if holomorphic and not jnp.issubdtype(dtype, jnp.complexfloating):
-        raise RefTypeError(
-            f"{doing} with holomorphic=True with respect to a variable of dtype {dtype}: it must "
-            "be complex"
-        )
-    if jnp.issubdtype(dtype, jnp.inexact) or allow_int:
-        return
-    raise RefTypeError(
-        f"{doing} with respect to a variable of dtype {dtype}: it has no gradient of that type. "
-        "Leave it out of `argnums`, or set allow_int=True, which makes its gradient one of dtype "
-        "float0"
-    )
+    return derivative(doing, fun, argnums, has_aux, holomorphic, allow_int, derive)
 
 
 def _check_scalar(doing: str, value: Any, holomorphic: bool) -> Any:

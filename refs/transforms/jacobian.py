@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from refs.transforms._differentiable import Differentiable, Inputs
-from refs.transforms.grad import check_variable
+from refs.transforms._differentiable import Differentiable, Inputs, derivative
 from refs.transforms.vmap import vmap
 
 
@@ -107,24 +105,16 @@ def _jacobian(
     holomorphic: bool,
     allow_int: bool,
 ) -> Callable[..., Any]:
-    @functools.wraps(fun)
-    def jacobian(*args: Any, **kwargs: Any) -> Any:
-        def inside(inputs: Inputs) -> Any:
-            f = Differentiable(doing, fun, inputs, has_aux)
-            values = f.values
-            for x in values:
-                check_variable(doing, x, holomorphic, allow_int)
-            if doing == "jacrev" and f.has_backward_effects:
-                rows, aux = _row_by_row(f, values)
-            else:
-                rows, rest = transform(f)(values)
-                aux = f.commit(rest)
-            result = f.outputs([inputs.unflatten(row) for row in rows])
-            return (result, aux) if has_aux else result
+    def derive(f: Differentiable, inputs: Inputs, values: list[Any]) -> Any:
+        if doing == "jacrev" and f.has_backward_effects:
+            rows, aux = _row_by_row(f, values)
+        else:
+            rows, rest = transform(f)(values)
+            aux = f.commit(rest)
+        result = f.outputs([inputs.unflatten(row) for row in rows])
+        return (result, aux) if has_aux else result
 
-        return Inputs.of(doing, argnums, args, kwargs).in_transaction(inside)
-
-    return jacobian
+    return derivative(doing, fun, argnums, has_aux, holomorphic, allow_int, derive)
 
 
 def _row_by_row(f: Differentiable, values: list[Any]) -> tuple[list[Any], Any]:
