@@ -12,7 +12,7 @@ import jax
 
 from refs import _eager, _jax
 from refs._indexing import Index
-from refs._site import user_site
+from refs._site import is_raised_by_jax, user_site
 from refs._values import fit
 from refs.errors import RefError, RefEscapeError, RefTypeError, RefValueError
 
@@ -208,7 +208,7 @@ def _bind(primitive: Any, ref: Any, index: Index, *value: Any) -> Any:
         return primitive.bind(ref, *value, *leaves, tree=tree)
     except Exception as error:
         for said, message in _REFUSED_BY_JAX.items():
-            if said in str(error):
+            if said in str(error) and is_raised_by_jax(error):
                 raise RefValueError(message.format(ref=describe(ref), site=user_site())) from error
         raise
 

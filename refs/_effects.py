@@ -45,17 +45,18 @@ def touches(closed: Any) -> Touches:
     """The touches of a closed jaxpr, refs created inside apart."""
     jaxpr = closed.jaxpr
     if jaxpr not in _memo:
-        _memo[jaxpr] = _analyse(jaxpr)
+        _memo[jaxpr] = _analyse(closed)
     return _memo[jaxpr]
 
 
-def _analyse(jaxpr: Any) -> Touches:
+def _analyse(closed: Any) -> Touches:
+    jaxpr = closed.jaxpr
     found: dict[Any, Touch] = {
         v: Touch.NONE for v in (*jaxpr.constvars, *jaxpr.invars) if _jax.is_ref_type(v.aval)
     }
     hidden: dict[int, tuple[Any, Touch]] = {}
     uses = _uses(jaxpr)
-    accumulating = _accumulations(jaxpr, uses)
+    accumulating = _accumulations(closed, uses)
 
     def touch(var: Any, kind: Touch) -> None:
         if var in found:
@@ -66,15 +67,11 @@ def _analyse(jaxpr: Any) -> Touches:
 
     for eqn in jaxpr.eqns:
         inner = list(inner_calls(eqn))
-        for closed, operands in inner:
-            inner_touches = touches(closed)
-            for operand, kind in zip(operands, inner_touches.inputs, strict=True):
+        for called, operands in inner:
+            for operand, kind in zip(operands, touches(called).inputs, strict=True):
                 if not isinstance(operand, _jax.Literal):
                     touch(operand, kind)
-            for const, kind in zip(closed.consts, inner_touches.consts, strict=True):
-                if isinstance(const, _jax.NativeRef):
-                    touch_hidden(const, kind)
-            for ref, kind in inner_touches.hidden:
+            for ref, kind in _closed_over(called):
                 touch_hidden(ref, kind)
         if not inner:
             for operand, kind in _own_touches(eqn, uses, accumulating):
@@ -84,6 +81,15 @@ def _analyse(jaxpr: Any) -> Touches:
         tuple(found.get(v, Touch.NONE) for v in jaxpr.invars),
         tuple(hidden.values()),
     )
+
+
+def _closed_over(closed: Any) -> Iterator[tuple[Any, Touch]]:
+    """The refs that a jaxpr and those inside it hold as constants."""
+    found = touches(closed)
+    for const, kind in zip(closed.consts, found.consts, strict=True):
+        if isinstance(const, _jax.NativeRef):
+            yield const, kind
+    yield from found.hidden
 
 
 def _own_touches(
@@ -180,7 +186,7 @@ def _uses(jaxpr: Any) -> Counter[Any]:
 _ADDING = frozenset({"add", "add_any", "sub"})
 
 
-def _accumulations(jaxpr: Any, uses: Counter[Any]) -> set[int]:
+def _accumulations(closed: Any, uses: Counter[Any]) -> set[int]:
     """Ids of the get and swap equations that together only accumulate.
 
     That is: what get reads is used by one addition (or is what is subtracted from), whose result
@@ -189,6 +195,8 @@ def _accumulations(jaxpr: Any, uses: Counter[Any]) -> set[int]:
     come before the addition, and be undone after it. Integer arrays may name an element twice,
     where NumPy's `+=` adds once: not an accumulation.
     """
+    jaxpr = closed.jaxpr
+    var_of = {id(c): v for v, c in zip(jaxpr.constvars, closed.consts, strict=True)}
     reads: dict[Any, _Read] = {}  # what get gave, and what was made of it
     found: set[int] = set()
     for eqn in jaxpr.eqns:
@@ -218,6 +226,9 @@ def _accumulations(jaxpr: Any, uses: Counter[Any]) -> set[int]:
         for v in eqn.invars:
             if _is_ref_var(v):
                 _forget(reads, v)
+        for called, _ in inner_calls(eqn):
+            for ref, _ in _closed_over(called):
+                _forget(reads, var_of.get(id(ref)))
     return found
 
 

@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
-from jax._src import ad_util, config, core, source_info_util
-from jax._src import compute_on as _compute_on
-from jax._src import custom_derivatives as _custom_derivatives
+from jax._src import ad_util, compute_on, config, core, custom_derivatives, source_info_util
 from jax._src import xla_metadata as _xla_metadata
 from jax._src.ad_checkpoint import remat_p as remat_p
 from jax._src.array import ArrayImpl as ArrayImpl
@@ -49,16 +47,16 @@ empty_ref_p = core.empty_ref_p
 freeze_p = core.freeze_p
 free_ref_p = core.free_ref_p
 accum_grad_in_ref_p = core.accum_grad_in_ref_p
-custom_jvp_call_p = _custom_derivatives.custom_jvp_call_p
-custom_vjp_call_p = _custom_derivatives.custom_vjp_call_p
-# Calls whose one jaxpr is run as it stands. On the newest JAX these are one primitive.
+custom_jvp_call_p = custom_derivatives.custom_jvp_call_p
+custom_vjp_call_p = custom_derivatives.custom_vjp_call_p
+# Calls whose jaxpr is run as it stands. On the newest JAX these are one primitive.
 inlined_call_primitives = (core.call_p, core.closed_call_p)
 # Calls that carry one jaxpr and some metadata; the oldest JAX doesn't have them all.
 metadata_call_primitives = tuple(
     getattr(module, name)
     for module, name in (
         (_lax, "composite_p"),
-        (_compute_on, "compute_on_p"),
+        (compute_on, "compute_on_p"),
         (_xla_metadata, "xla_metadata_call_p"),
     )
     if hasattr(module, name)
@@ -134,9 +132,10 @@ def varying_like(ref: Any, value: Any) -> Any:
 
 
 def varying_axes(x: Any) -> frozenset[Any]:
-    """The axes of the enclosing `shard_map` that a value varies over, or what a ref holds."""
-    mat = getattr(getattr(typeof(x), "inner_aval", typeof(x)), "mat", None)
-    return frozenset() if mat is None else mat.varying
+    """The axes of a `shard_map` that a value, what a ref holds or a type says varies over."""
+    aval = x if isinstance(x, core.AbstractValue) else typeof(x)
+    mat = getattr(getattr(aval, "inner_aval", aval), "mat", None)
+    return mat.varying if mat is not None else frozenset()
 
 
 def is_ref_type(aval: Any) -> bool:
@@ -387,7 +386,7 @@ def vjp_rule(params: dict[str, Any]) -> VjpRule:
     )
 
 
-# JAX's own backward pass can accumulate into refs. The oldest JAX can't where a slice was read.
+# The oldest JAX's backward pass can't accumulate into a ref where a slice was read.
 can_accumulate_gradients = jax.__version_info__ >= (0, 12)
 
 

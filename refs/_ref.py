@@ -107,7 +107,8 @@ class Ref(_jax.NativeRef):
         if jnp.issubdtype(self.dtype, jax.dtypes.extended):
             return f"Ref(shape={self.shape}, dtype={self.dtype}{name})"
         # A copy: on some versions a view cached in the array would block the next donation.
-        text = repr(jnp.asarray(np.array(self._buf)))
+        with jax.enable_x64(True):
+            text = repr(jnp.asarray(np.array(self._buf)))
         lines = text.removeprefix("Array").replace("\n  ", "\n")
         return f"Ref{lines[:-1]}{name})"
 

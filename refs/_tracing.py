@@ -17,6 +17,8 @@ import jax
 from refs import _access, _jax
 from refs._ref import Ref, is_concrete
 from refs._ref_type import RefType
+from refs._site import is_raised_by_jax
+from refs._values import zeros_of
 from refs.errors import RefError, RefEscapeError, RefTypeError, RefValueError
 
 
@@ -47,7 +49,7 @@ def ref_type(ref: Any) -> RefType:
 
 def zeros_like(ref: Any) -> Any:
     """Zeros of the type of what a ref holds."""
-    return _jax.zeros_like_aval(ref_type(ref).inner_aval)
+    return zeros_of(ref_type(ref).inner_aval)
 
 
 @contextmanager
@@ -198,7 +200,7 @@ def _make_jaxpr(
         except Exception as error:
             said = str(error)
             for fragment, (kind, advice) in _ADVICE.items():
-                if fragment in said:
+                if fragment in said and is_raised_by_jax(error):
                     raise kind(advice.format(said=said)) from error
             raise
 

@@ -100,3 +100,12 @@ def _rank(dtype: Any) -> int:
     """The rank of the kinds of numbers that `dtype` holds; -1 for none, as in PRNG keys."""
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     return next((k for k, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), -1)
+
+
+def zeros_of(aval: Any) -> Any:
+    """Zeros of a type, where the trace under way can use them."""
+    if any(axis is not None for axis in aval.sharding.spec):
+        return _jax.zeros_like_aval(aval)
+    # The type may name a mesh that isn't the one of the `shard_map` that this is inside of.
+    zeros, axes = jnp.zeros(aval.shape, aval.dtype), _jax.varying_axes(aval)
+    return lax.pcast(zeros, tuple(axes), to="varying") if axes else zeros

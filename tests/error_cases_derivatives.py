@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 import refs
 from refs import errors
-from tests.error_case import raises
+from tests.error_case import X, raises
 
 
 @raises(
@@ -214,3 +214,105 @@ def a_native_derivative_of_a_write(r, i):
 )
 def a_native_derivative_with_respect_to_a_ref(r, i):
     refs.jit(jax.grad(lambda q: q[0] ** 2))(r)
+
+
+@raises(
+    errors.RefValueError,
+    "grad with respect to argnums=(0, -1): an argument stands twice",
+)
+def an_argument_that_is_two_variables(r, i):
+    refs.grad(lambda a: a**2, argnums=(0, -1))(1.0)
+
+
+@raises(
+    errors.RefValueError,
+    "jvp: ref `r` (created at FILE:N) stands for the tangents of two primals, and can get "
+    "only one of them in the end: give each a ref of its own",
+)
+def a_ref_of_two_tangents(r, i):
+    refs.jvp(lambda a, b: a[0] * b, (r, 2.0), (r, r))
+
+
+@raises(
+    errors.RefValueError,
+    "jvp: the tangent of a view of ref `r` (created at FILE:N) of type float32[2] is of "
+    "type float32[3]",
+)
+def a_tangent_of_another_shape_than_its_view(r, i):
+    refs.jvp(lambda v: v[0], (r.at[1:],), (X,))
+
+
+@raises(
+    errors.RefTypeError,
+    "with_refs: a cotangent of type float32[3] can't be accumulated into ref `i` (created "
+    "at FILE:N) of type int8[3]",
+)
+def a_gradient_into_a_ref_of_another_type(r, i):
+    refs.vjp(lambda x: x**2, X)[1].with_refs(i)
+
+
+def counted(call_back=False):
+    """A custom function that counts its calls in a float ref."""
+    count = refs.new_ref(0.0, name="count")
+
+    @jax.custom_jvp
+    def double(x):
+        count[...] += 1
+        if call_back:
+            jax.debug.callback(lambda: None)
+        return 2 * x
+
+    @double.defjvp
+    def rule(primals, tangents):
+        count[...] = 1.0
+        return 2 * primals[0], 2 * tangents[0]
+
+    return count, double
+
+
+@raises(
+    errors.RefValueError,
+    "vmap: the derivative rule of the custom function at an unknown line reads or "
+    "overwrites ref `count` (created at FILE:N), which all lanes share and the function "
+    "only accumulates into: only accumulate in the rule, too",
+)
+def a_rule_that_overwrites_what_lanes_accumulate(r, i):
+    _, double = counted()
+    refs.vmap(refs.grad(double))(X)
+
+
+@raises(
+    errors.RefValueError,
+    "the derivative of what refs hold goes through the custom function at FILE:N, which "
+    "calls back into Python, and would once more: call back outside of it, or write the "
+    "refs there",
+)
+def a_derivative_through_a_custom_function_that_calls_back(r, i):
+    count, double = counted(call_back=True)
+
+    def program(x):
+        count[...] = x
+        return double(x) + count[...]
+
+    refs.grad(program)(1.0)
+
+
+@raises(
+    errors.RefEscapeError,
+    "the backward rule at an unknown line touches ref `r` (created at FILE:N) inside of "
+    "shard_map, where a ref from outside can't be written after the forward pass: return "
+    "what it writes as a cotangent, or apply shard_map inside",
+)
+def a_backward_rule_inside_of_shard_map(r, i):
+    @jax.custom_vjp
+    def double(x):
+        return 2 * x
+
+    def backward(_, g):
+        r[...] = jnp.zeros(3)
+        return (2 * g,)
+
+    double.defvjp(lambda x: (2 * x, None), backward)
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    mapped = refs.shard_map(double, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d"))
+    refs.grad(lambda x: mapped(x).sum())(X)

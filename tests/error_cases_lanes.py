@@ -173,6 +173,28 @@ def a_native_map_of_a_branch(r, i):
     refs.jit(jax.vmap(lambda x: jax.lax.cond(x > 1, lambda: r.at[0].add(1), lambda: None)))(X)
 
 
+@raises(
+    errors.RefValueError,
+    "a lane of vmap returns a view of ref `table` (created at FILE:N): return its value, "
+    "`view[...]`, or the ref",
+)
+def a_lane_that_returns_a_view(r, i):
+    refs.vmap(lambda row: row.at[1:])(refs.new_ref(jnp.zeros((2, 3)), name="table"))
+
+
+@raises(
+    errors.RefValueError,
+    "a ref that is made inside is returned twice, once for 0 and once for -1: it becomes "
+    "one ref. Return it once",
+)
+def a_lane_that_returns_a_ref_along_two_axes(r, i):
+    def lane(x):
+        made = refs.new_ref(x)
+        return made, made
+
+    refs.vmap(lane, out_axes=(0, -1))(jnp.zeros((2, 3)))
+
+
 # --- shard_map ------------------------------------------------------------------------------------
 
 

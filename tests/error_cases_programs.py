@@ -201,6 +201,14 @@ def state_of_another_type(r, i):
     refs.functionalize(lambda: r[0], closed_over=r)(X[:2])
 
 
+@raises(
+    errors.RefValueError,
+    "closed_over holds a ref twice: it has one place in the state",
+)
+def a_ref_closed_over_in_two_places(r, i):
+    refs.functionalize(lambda: r[0], closed_over=[r, r])
+
+
 # --- Checks ---------------------------------------------------------------------------------------
 
 

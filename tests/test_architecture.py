@@ -25,7 +25,7 @@ LAYERS = [
     ["discharge._registry", "discharge._transforms", "discharge._cells"],
     ["discharge._lanes"],
     ["discharge._interpreter"],
-    ["discharge._program"],
+    ["discharge._program", "discharge._custom"],
     ["discharge._pure", "discharge.*"],
     ["discharge"],
     ["transforms._signature"],

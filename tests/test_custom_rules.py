@@ -256,3 +256,85 @@ def test_nondifferentiable_arguments_and_symbolic_zeros(jit, n):
     h.defvjp(lambda k, x: (power(k, x), x), lambda k, x, ct: (k * 1000 * ct,))
     assert jit(refs.grad(lambda x: h(3, x)))(2.0) == 3000
     assert n[...] == 2
+
+
+def counting(kind, effect):
+    """Twice its argument, with an effect on refs, and rules that call it."""
+    if kind == "jvp":
+
+        @jax.custom_jvp
+        def f(y):
+            effect(y)
+            return 2 * y
+
+        f.defjvp(lambda primals, tangents: (f(*primals), 2 * tangents[0]))
+    else:
+
+        @jax.custom_vjp
+        def f(y):
+            effect(y)
+            return 2 * y
+
+        f.defvjp(lambda y: (f(y), None), lambda _, g: (2 * g,))
+    return f
+
+
+@both
+@pytest.mark.parametrize("kind", ["jvp", "vjp"])
+def test_what_refs_hold_is_followed_through_the_function(kind, jit):
+    buffer = refs.new_ref(jnp.zeros(3))
+
+    def effect(y):
+        buffer[0] += 1
+        buffer[2] = 5 * buffer[1]
+
+    f = counting(kind, effect)
+
+    def loss(x):
+        buffer[1] = 3 * x
+        return f(x) + buffer[1] + buffer[2]
+
+    assert jit(refs.grad(loss))(1.0) == 2 + 3 + 15
+    same(buffer[...], [1, 3, 15])
+
+    def of_the_buffer(buffer, x):
+        return refs.scan(lambda c, _: (c + f(x) + buffer[2], None), 0.0, None, length=2)[0]
+
+    of_buffer, of_x = jit(refs.grad(of_the_buffer, (0, 1)))(buffer, 1.0)
+    same(of_buffer, [0, 10, 0])
+    assert of_x == 4
+    if kind == "jvp":
+        assert jit(lambda: refs.jvp(of_the_buffer, (buffer, 1.0), (jnp.ones(3), 1.0))[1])() == 14
+
+
+@both
+def test_what_an_argument_holds_is_followed_too(jit):
+    """The backward rule gives how the output depends on the ref, not how its contents do."""
+
+    @jax.custom_vjp
+    def f(r, x):
+        r[0] = r[1] * x
+        return r[1] * x
+
+    def forward(r, x):
+        return f(r, x), (r[1], x)
+
+    f.defvjp(forward, lambda res, g: (jnp.array([0.0, 1.0]) * g * res[1], g * res[0]))
+
+    def loss(r, x):
+        return refs.scan(lambda c, _: (c + f(r, x), None), 0.0, None, length=2)[0]
+
+    of_r, of_x = jit(refs.grad(loss, (0, 1)))(refs.new_ref(jnp.array([0.0, 3.0])), 5.0)
+    same(of_r, [0, 10])
+    assert of_x == 6
+
+
+@both
+@pytest.mark.parametrize("kind", ["jvp", "vjp"])
+def test_lanes_share_what_a_rule_adds_to(kind, jit):
+    total = refs.new_ref(0.0)
+    f = counting(kind, total.at[...].add)
+    same(jit(refs.vmap(refs.grad(f)))(XS), [2, 2, 2])
+    same(total[...], XS.sum(), rtol=1e-6)
+    same(jit(refs.grad(lambda xs: refs.vmap(f)(xs).sum()))(XS), [2, 2, 2])
+    same(total[...], 2 * XS.sum(), rtol=1e-6)

@@ -181,3 +181,33 @@ def test_a_traced_function_keeps_jaxs_own_rules():
     assert refs.grad(lambda r: jax.nn.relu(r[...]))(r) == 0
     x = refs.new_ref(jnp.array([0.0, 1000.0]))
     assert np.isfinite(refs.grad(lambda x: jax.nn.logsumexp(x[...]))(x)).all()
+
+
+@pytest.mark.parametrize("transform", [refs.grad, refs.jacrev, refs.jacfwd])
+def test_variables_in_another_order_than_the_arguments(transform, w):
+    """The function gets them in its own order, and the gradients come in that of `argnums`."""
+
+    def f(a, w, b, *, k):
+        w[0] += a - b
+        return (a**2 + 3 * b * w[2]) * k
+
+    got = transform(f, argnums=(2, 0, 1))(5.0, w, 7.0, k=1.0)
+    assert [got[0], got[1]] == [3 * W[2], 10]
+    np.testing.assert_array_equal(got[2], [0, 0, 21])
+    np.testing.assert_array_equal(w[...], W - [2, 0, 0])
+
+
+def test_argnums_of_other_types():
+    assert refs.grad(lambda a: a**2, argnums=np.int64(0))(3.0) == 6
+    assert refs.grad(lambda a, b: a * b, argnums=np.array([-1]))(3.0, 4.0) == (3,)
+
+
+def test_what_the_user_raises_is_not_explained():
+    """JAX's words in an error of the user's are the user's."""
+
+    def f(x):
+        raise KeyError("mutable array cannot be returned")
+
+    for transform in (refs.grad, refs.jit, refs.checkpoint):
+        with pytest.raises(KeyError, match="mutable array"):
+            transform(f)(1.0)

@@ -246,3 +246,15 @@ def test_attributes_of_the_function():
     assert documented.__name__ == "documented"
     assert documented.__doc__ == "What it does."
     assert documented.__wrapped__(None) is None
+
+
+def test_static_arguments_that_are_equal_and_not_the_same():
+    f = refs.jit(lambda k, x, named: x * k * named, static_argnums=0, static_argnames="named")
+    x = jnp.int32(3)
+    kinds = [(1, 1), (1.0, 1), (True, 1), (1, 1.0)]
+    assert [f(a, x, named=b).dtype.name for a, b in kinds] == [
+        "int32",
+        "float32",
+        "int32",
+        "float32",
+    ]

@@ -123,3 +123,45 @@ def test_the_jacobian_of_a_view_and_auxiliary_data(w):
     assert aux is w
     hessian = refs.hessian(lambda v: (v.get() ** 3).sum())(w.at[1:])
     same(hessian, [[12, 0], [0, 18]])
+
+
+def weighted(a, b):
+    return (a[...] * jnp.array([1.0, 2.0])).sum() + (b[...] * jnp.array([10.0, 20.0])).sum()
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        (np.s_[0:2], np.s_[1:3]),
+        (np.s_[::2], np.s_[:-1]),
+        (np.array([0, 0]), np.array([2, 0])),
+    ],
+    ids=["overlapping", "strided", "twice"],
+)
+def test_tangents_of_views_are_the_adjoint_of_their_cotangents(views):
+    w = refs.new_ref(jnp.arange(1.0, 4))
+    a, b = (w.at[v] for v in views)
+    tangents = jnp.array([1.0, 10.0]), jnp.array([100.0, 1000.0])
+    cotangents = refs.vjp(weighted, a, b)[1](1.0)
+    expected = sum((ct * t).sum() for ct, t in zip(cotangents, tangents, strict=True))
+    assert refs.jvp(weighted, (a, b), tangents)[1] == expected
+    assert refs.linearize(weighted, a, b)[1](*tangents) == expected
+
+
+def test_the_tangent_of_a_view_in_a_ref():
+    w, t = refs.new_ref(jnp.array([1.0, 2.0])), refs.new_ref(jnp.array([10.0, 20.0]))
+
+    def double_and_read(v):
+        v.multiply(2.0)
+        return v[0]
+
+    assert refs.jvp(double_and_read, (w.at[::-1],), (t,)) == (4, 20)
+    np.testing.assert_array_equal(t[...], [20, 40])
+
+
+def test_tangents_of_views_of_other_types():
+    ints = refs.new_ref(jnp.ones(3, int))
+    none = np.zeros(2, jax.dtypes.float0)
+    assert refs.jvp(lambda v: v[...].sum() * 1.0, (ints.at[:2],), (none,)) == (2, 0)
+    small = refs.new_ref(jnp.ones(3, jnp.bfloat16))
+    assert refs.jvp(lambda v: v[...], (small.at[1],), (3.0,)) == (1, 3)

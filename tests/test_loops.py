@@ -187,3 +187,17 @@ def test_checkpoint_of_refs_returned(table):
     out, again = refs.checkpoint(lambda r: (refs.new_ref(r[...] * 2), r))(table)
     same(out[...], 2 * np.arange(6).reshape(3, 2))
     assert again is table
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, refs.jit], ids=["op by op", "jit"])
+def test_a_ref_without_rows(jit):
+    empty = refs.new_ref(jnp.zeros((0, 2)))
+
+    def step(c, row):
+        row[...] += 1
+        return c + row[0], row[...]
+
+    carry, rows = jit(lambda r: refs.scan(step, 3.0, r))(empty)
+    assert carry == 3
+    assert rows.shape == (0, 2)
+    assert jit(lambda r: refs.map(lambda row: row[0], r))(empty).shape == (0,)

@@ -195,6 +195,19 @@ def test_other_transformations_inside(wrap):
     np.testing.assert_array_equal(counts[...], [2, 2, 2, 2])
 
 
+def test_lanes_that_add_to_a_ref_on_the_mesh():
+    total = whole(0.0)
+
+    def body(x):
+        def lane(v):
+            total[...] += 1
+
+        refs.vmap(lane)(x)
+
+    over_devices(body)(place(X, P("d")))
+    assert total[...] == 8 // N  # each device adds the same
+
+
 @everywhere
 def test_inside_other_transformations(wrap):
     r, total = split(), whole(0.0)

@@ -192,3 +192,22 @@ def test_what_a_function_raises_comes_through():
     with pytest.raises(TypeError):
         check_transforms(f, True)
     np.testing.assert_array_equal(r[...], X)
+
+
+def test_keys_and_small_numbers():
+    key = refs.new_ref(jax.random.key(0))
+
+    def noisy(x):
+        key[...], sub = jax.random.split(key[...])
+        return x + jax.random.uniform(sub)
+
+    said = check_transforms(noisy, X, laws=["jit", "functionalize", "vjp"])
+    assert set(said.values()) == {"holds"}
+    said = check_transforms(lambda x: x.astype(jnp.bfloat16) * 3, X, laws="quotients")
+    assert "16 bits" in said["quotients"]
+
+
+def test_a_view_as_argument():
+    said = check_transforms(lambda v: v.multiply(2.0), ref().at[1:])
+    assert "can't be mapped" in said.pop("vmap")
+    assert set(said.values()) == {"holds"}

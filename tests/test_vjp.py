@@ -103,3 +103,20 @@ def test_inside_a_transformation(w):
     )
     np.testing.assert_array_equal(got[0], [[1, 1], [2, 2]])
     np.testing.assert_array_equal(got[1], [4, 4])
+
+
+@pytest.mark.parametrize("index", [jnp.array([1, 0]), 1])
+def test_a_pullback_of_a_view_leaves_its_trace(index):
+    def program(w, i):
+        return refs.vjp(lambda v: (v[...] ** 2).sum(), w.at[i])[1]
+
+    w = refs.new_ref(W)
+    [ct] = refs.jit(program)(w, index)(1.0)
+    np.testing.assert_array_equal(ct, 2 * W[np.array(index)])
+    rows = refs.vmap(lambda i: program(w, i)(1.0)[0])(jnp.array([1, 0, 1]))
+    np.testing.assert_array_equal(rows, 2 * W[[1, 0, 1]])
+
+
+def test_a_view_of_nothing():
+    empty = refs.new_ref(jnp.zeros((0, 3)))
+    assert refs.jacrev(lambda v: v[...].sum())(empty.at[:, 1]).shape == (0,)

@@ -13,10 +13,11 @@ from refs.errors import RefStateError
 class Cell:
     """The current value of a ref during an interpretation.
 
-    `target` is the ref itself, where the backward pass will find it.
+    `target` is the ref itself, where the backward pass will find it. `adds_only` says that lanes
+    share the ref, and the value is what has been added to it.
     """
 
-    __slots__ = ("_value", "ended", "made_here", "origin", "sealed", "target")
+    __slots__ = ("_value", "adds_only", "ended", "made_here", "origin", "sealed", "target")
 
     def __init__(
         self, value: Any, origin: Any = None, sealed: str | None = None, target: Any = None
@@ -27,6 +28,7 @@ class Cell:
         self.sealed = sealed
         self.target = target
         self.made_here = False
+        self.adds_only = False
 
     def describe(self) -> str:
         return self.origin.describe() if self.origin is not None else "a ref"
@@ -67,6 +69,7 @@ class Row(Cell):
     def __init__(self, whole: Cell, index: Any):
         super().__init__(None, whole.origin)
         self.whole, self.index = whole, index
+        self.adds_only = whole.adds_only
 
     def read(self) -> Any:
         return lax.dynamic_index_in_dim(

@@ -160,9 +160,12 @@ class Context:
                 cells = {**found, **cells}
             ctx = ctx._outer
 
+        # Not the cells: their values are gone by then.
+        targets = {key: cell.target for key, cell in cells.items()}
+
         def target(ref: Any) -> Any:
-            cell = cells.get(_jax.var_of(ref) if isinstance(ref, _jax.Tracer) else id(ref))
-            return ref if cell is None else cell.target
+            key = _jax.var_of(ref) if isinstance(ref, _jax.Tracer) else id(ref)
+            return targets.get(key, ref)
 
         return target
 
@@ -263,10 +266,17 @@ class Scope:
             cell.write(value)
 
     def enter(
-        self, state: Sequence[Any], constants: Sequence[Any], sums: Sequence[Any] | None = None
+        self,
+        state: Sequence[Any],
+        constants: Sequence[Any],
+        sums: Sequence[Any] | None = None,
+        is_silent: bool = False,
     ) -> Inside:
-        """A body, in which the cells hold these values, and `sums` stand for those outside."""
-        return Inside(self._ctx, self, state, constants, sums)
+        """A body, in which the cells hold these values, and `sums` stand for those outside.
+
+        With `is_silent` nothing is added to them.
+        """
+        return Inside(self._ctx, self, state, constants, sums, is_silent)
 
     def function(self, closed: Any, args: Sequence[Any]) -> Callable[..., Any]:
         """One of the jaxprs as `f(arrays, state, constants) -> (outputs, new state)`."""
@@ -302,13 +312,17 @@ class Inside:
         state: Sequence[Any],
         constants: Sequence[Any],
         sums: Sequence[Any] | None,
+        is_silent: bool,
     ):
+        self._is_silent = is_silent
         inner_sums = scope.sums if sums is None else sums
         self._sum_of = {id(r): s for r, s in zip(scope.sums, inner_sums, strict=True)}
         only_read = "which the primal function only reads: a custom rule may not write it either"
 
         def inner(outer: Cell, value: Any, sealed: str | None = None) -> Cell:
-            return Cell(value, outer.origin, sealed, outer.target)
+            cell = Cell(value, outer.origin, sealed, outer.target)
+            cell.adds_only = outer.adds_only
+            return cell
 
         self._written = [inner(c, v) for c, v in zip(scope.written, state, strict=True)]
         values = constants[: len(scope.read)]
@@ -339,7 +353,7 @@ class Inside:
     def cell(self, outer: Cell) -> Cell:
         """The cell, inside, of an outer cell."""
         if isinstance(outer, Sum):
-            return outer.of(self._sum_of.get(id(outer.ref), outer.ref))
+            return outer.of(self._sum_of.get(id(outer.ref), outer.ref), self._is_silent)
         if isinstance(outer, Row) and id(outer) not in self._inner_of:
             return Row(self.cell(outer.whole), outer.index)
         return self._inner_of[id(outer)]

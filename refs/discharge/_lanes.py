@@ -57,23 +57,31 @@ class Sum(Cell):
 
     Its cell holds no value. Each contribution goes to the ref itself, in the trace in which the
     lanes are batched. What a `get` that belongs to an accumulation reads is zero, so that what the
-    `swap` writes is the contribution.
+    `swap` writes is the contribution. To a silent one, in what is evaluated once more, nothing is
+    added.
     """
 
-    __slots__ = ("prefix", "ref")
+    __slots__ = ("is_silent", "prefix", "ref")
 
-    def __init__(self, ref: Any, origin: Any, prefix: tuple[Any, ...] = ()):
+    def __init__(
+        self, ref: Any, origin: Any, prefix: tuple[Any, ...] = (), is_silent: bool = False
+    ):
         super().__init__(None, origin)
-        self.ref, self.prefix = ref, prefix
+        self.ref, self.prefix, self.is_silent = ref, prefix, is_silent
+        self.adds_only = True
 
     def row(self, index: Any) -> Sum:
-        return Sum(self.ref, self.origin, (*self.prefix, index))
+        return Sum(self.ref, self.origin, (*self.prefix, index), self.is_silent)
 
-    def of(self, ref: Any) -> Sum:
+    def of(self, ref: Any, is_silent: bool) -> Sum:
         """The same place in what the ref is called inside a function that it is passed to."""
-        return self if ref is self.ref else Sum(ref, self.origin, self.prefix)
+        same = Sum(ref, self.origin, self.prefix, self.is_silent or is_silent)
+        same.target = self.target
+        return same
 
     def add(self, lanes: Any, transforms: Sequence[Any], value: Any) -> None:
+        if self.is_silent:
+            return
         value = lanes.select(value, jnp.zeros_like(value))
         inner = self.ref.shape[len(self.prefix) :]
         dims = _transforms.dims_of(transforms, inner) if transforms else [Span(0, n) for n in inner]

@@ -10,6 +10,7 @@ import jax
 from refs import _jax
 from refs._access import describe
 from refs.discharge._cells import Cell
+from refs.discharge._custom import eval_rule, is_smooth, through
 from refs.discharge._interpreter import Context, merge, split
 from refs.discharge._lanes import Lanes
 from refs.discharge._program import Program, run_in_lanes
@@ -22,16 +23,21 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
     """The state is threaded through the function and through the user's forward rule.
 
     The user's backward rule gives the cotangents of the arguments, a ref argument's contents at
-    entry among them. The state of a ref that the function closes over has no cotangent: what the
-    rule does is all that is differentiated. What the backward rule does to refs happens when the
-    backward pass runs, to the refs themselves.
+    entry among them, as far as the outputs depend on them. How what refs hold afterwards depends on
+    what they held is followed through what the function does to them; how it depends on the
+    function's arguments isn't: of those, the rule has said all. What the backward rule does to refs
+    happens when the backward pass runs, to the refs themselves.
     """
     [closed] = _jax.jaxprs_in(eqn.params)
     rule = _jax.vjp_rule(eqn.params)
     scope = ctx.scope((closed, args))
     target, where, variance = ctx.targets(), _jax.user_line(eqn), ctx.lanes and ctx.lanes.variance
     n_flags = len(scope.constants) - len(scope.read)
-    arguments = args[rule.num_consts :]
+    n_sums = len(scope.sums)
+    # The backward pass comes when the values of this interpretation are gone: it knows cells by id.
+    n_closed_over = len(split(args[: rule.num_consts]))
+    cell_ids = [id(a) if isinstance(a, Cell) else None for a in args[rule.num_consts :]]
+    written_ids, read_ids = [id(c) for c in scope.written], [id(c) for c in scope.read]
 
     # The lanes' sums are arguments: JAX won't have a ref differentiated that a custom function
     # closes over, and doesn't know that these aren't.
@@ -48,12 +54,12 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
             for a in merge(args, arrays)[rule.num_consts :]
         ]
         arrays, state, constants, sums = _values((arrays, state, constants, sums))
+
         inside = scope.enter(state, constants, sums)
         primals = inside.args(merge(args, arrays))
         jaxpr, consts = rule.fwd(nonzeros)
-        out = inside.ctx.eval_open(
-            jaxpr, [inside.ctx.resolve(c) for c in consts], primals[rule.num_consts :]
-        )
+        consts = [inside.ctx.resolve(c) for c in consts]
+        out = eval_rule(inside.ctx, jaxpr, consts, primals[rule.num_consts :], where)
         forwards = rule.residual_forwards()
         own = sum(f is None for f in forwards)
         made = iter(out[:own])
@@ -61,19 +67,30 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
         for r in residuals:
             if isinstance(r, Cell):
                 raise RefEscapeError(
-                    f"{r.describe()} is a residual of a custom VJP rule, at "
-                    f"{_jax.user_line(eqn)}: save its value, `ref[...]`"
+                    f"{r.describe()} is a residual of a custom VJP rule, at {where}: save its "
+                    "value, `ref[...]`"
                 )
-        return (out[own:], inside.state), (residuals, constants[len(scope.read) :])
+        smooth = [k for k, x in enumerate(state) if is_smooth(x)]
+        pull = None
+        if any(of_cell[written_ids[k]] for k in smooth):
+            part = through(scope, closed, args, (arrays, state, constants), smooth, where)
+            _, pull = jax.vjp(part, [state[k] for k in smooth])
+        return (out[own:], inside.state), (residuals, constants[len(scope.read) :], pull)
 
     def bwd(saved: Any, cotangents: Any) -> Any:
-        residuals, flags = saved
-        out_cts, _ = cotangents
+        residuals, flags, pull = saved
+        out_cts, state_cts = cotangents
         if not rule.symbolic_zeros:
             out_cts = [_jax.instantiate(ct) for ct in out_cts]
 
         def run(traced: Any, arrays: list[Any]) -> list[Any]:
             program = Program.of(traced)
+            if program.refs and jax.sharding.get_abstract_mesh().manual_axes:
+                raise RefEscapeError(
+                    f"the backward rule at {where} touches {describe(program.refs[0])} inside of "
+                    "shard_map, where a ref from outside can't be written after the forward pass: "
+                    "return what it writes as a cotangent, or apply shard_map inside"
+                )
             refs = [_found(ref, target, where) for ref in program.refs]
             if variance is not None:
                 return run_in_lanes(program, refs, arrays, Lanes(variance, *flags))
@@ -84,14 +101,22 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
             return _jax.eval_jaxpr(traced, consts, arrays)
 
         in_cts = _backward(rule, residuals, out_cts, run)
-        of_ref = {id(a): ct for a, ct in zip(arguments, in_cts, strict=True) if isinstance(a, Cell)}
-        arrays = [ct for a, ct in zip(arguments, in_cts, strict=True) if not isinstance(a, Cell)]
-        closed_over = split(args[: rule.num_consts])
+        of_ref: dict[Any, Any] = {}
+        for key, ct in zip(cell_ids, in_cts, strict=True):
+            if key is not None:
+                of_ref[key] = _sum(of_ref.get(key), ct)
+        arrays = [ct for key, ct in zip(cell_ids, in_cts, strict=True) if key is None]
+        state_in = [of_ref.get(key) for key in written_ids]
+        if pull is not None:
+            smooth = [k for k, ct in enumerate(state_cts) if is_smooth(ct)]
+            [passed] = pull([_jax.instantiate(state_cts[k]) for k in smooth])
+            for k, ct in zip(smooth, passed, strict=True):
+                state_in[k] = _sum(state_in[k], ct)
         return (
-            [*([None] * len(closed_over)), *arrays],
-            [of_ref.get(id(c)) for c in scope.written],
-            [*(of_ref.get(id(c)) for c in scope.read), *([None] * n_flags)],
-            [None] * len(scope.sums),
+            [*([None] * n_closed_over), *arrays],
+            state_in,
+            [*(of_ref.get(key) for key in read_ids), *([None] * n_flags)],
+            [None] * n_sums,
         )
 
     # Always: JAX must be told what is not differentiated, closed-over refs for instance.
@@ -99,6 +124,11 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
     out, state = call(split(args), scope.state, scope.constants, scope.sums)
     scope.update(state)
     return out
+
+
+def _sum(a: Any, b: Any) -> Any:
+    """The sum of two cotangents, of which None is zero."""
+    return b if a is None else a if b is None else a + b
 
 
 def _backward(

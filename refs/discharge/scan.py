@@ -35,6 +35,8 @@ def discharge_scan(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
         return (out[: p.num_carry], state), out[p.num_carry :]
 
     has_rows = any(isinstance(x, Cell) for x in xs)
+    if has_rows and not p.length:  # There are no rows to trace the body with.
+        return [*init, *(_jax.zeros_like_aval(v.aval) for v in eqn.outvars[p.num_carry :])]
     index = jnp.arange(p.length, dtype=jnp.int32) if has_rows else None
     (carry, state), ys = lax.scan(
         step,

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from refs import _jax
+from refs._values import zeros_of
 from refs.discharge import _transforms
 from refs.discharge._cells import Cell
 from refs.discharge._interpreter import Context
@@ -21,7 +22,7 @@ def discharge_get(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     cell, *leaves = args
     if isinstance(cell, Sum):
         [out] = eqn.outvars
-        return [_jax.zeros_like_aval(out.aval)]
+        return [zeros_of(out.aval)]
     return [_transforms.read(cell.read(), jax.tree.unflatten(eqn.params["tree"], leaves))]
 
 

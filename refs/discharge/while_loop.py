@@ -33,8 +33,9 @@ def discharge_while(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
         return scope.run(body, [*body_consts, *carry], state, constants)
 
     all_lanes = ctx.lanes
-    if all_lanes is not None and all_lanes.variance.diverges(eqn):
-        # A lane that has come to its end stays as it is while others go on.
+    if all_lanes is not None and (all_lanes.mask is not None or all_lanes.variance.diverges(eqn)):
+        # A lane that has come to its end stays as it is while others go on. One that isn't here at
+        # all has nothing to say about when it ends.
         def going(lanes: Lanes, carry: list[Any], state: list[Any]) -> tuple[Any, list[Any]]:
             inputs = scope.in_lanes(constants, lanes)
             [go_on], state = scope.run(cond, [*cond_consts, *carry], state, inputs)

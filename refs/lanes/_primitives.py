@@ -69,8 +69,13 @@ _jax.register_batching(lane_add_p, _batch_lane_add)
 
 def _sum(value: Any, axis: int | None, size: int) -> Any:
     """All lanes' contributions together."""
+    if not size:
+        shape = value.shape if axis is None else (*value.shape[:axis], *value.shape[axis + 1 :])
+        return jnp.zeros(shape, value.dtype)
     if axis is None:
-        return value if value.dtype == bool else value * jnp.asarray(size, value.dtype)
+        # In a small integer type the number of lanes wraps around, as their sum does.
+        times = jnp.asarray(size).astype(value.dtype)
+        return value if value.dtype == bool else value * times
     return jnp.any(value, axis) if value.dtype == bool else jnp.sum(value, axis, dtype=value.dtype)
 
 
@@ -100,6 +105,8 @@ def _of_all_lanes(indexer: Any, value: Any, size: int) -> tuple[Index, Any]:
         span, n = indexer.indices[k], indexer.shape[k]
         start = _to_front(span.start.value, span.start.axis, size)
         start = jnp.where(start < 0, start + n, start)
+        extent = (span.size - 1) * span.stride + 1 if span.size else 0
+        start = jnp.clip(start, 0, n - extent)  # as lax.dynamic_slice does
         steps = np.arange(span.size, dtype=np.int32) * np.int32(span.stride)
         place = [s if k == m else 1 for m, s in zip(moving, tail, strict=True)]
         return _reshape(start, size, int_shape, tail) + steps.reshape(place)

@@ -29,7 +29,14 @@ _CALLS = {
     _jax.custom_vjp_call_p,
     _jax.shard_map_p,
     _jax.run_state_p,
+    *_jax.inlined_call_primitives,
+    *_jax.metadata_call_primitives,
 }
+
+
+# Collectives over the lanes: whose result depends on the lane, and whose doesn't.
+_BY_LANE = {"axis_index", "reduce_scatter", "all_to_all", "ppermute"}
+_JOINING = {"psum", "pmax", "pmin", "all_gather"}
 
 
 class Contents:
@@ -134,6 +141,8 @@ class Variance:
         varies = self._asks_which_lane(eqn) or any(
             a.varies if isinstance(a, Contents) else a for a in args
         )
+        if not diverged and self._joins_lanes(eqn):
+            varies = False
         calls = list(inner_calls(eqn))
 
         def step(carry: list[Any]) -> list[Any]:
@@ -279,10 +288,17 @@ class Variance:
         for ref, flag in zip(self._shared, is_set, strict=True):
             ref.is_set = flag
 
+    def _joins_lanes(self, eqn: Any) -> bool:
+        """A collective that gives every lane the same."""
+        axes = eqn.params.get("axes", eqn.params.get("axis_name"))
+        axes = axes if isinstance(axes, tuple) else (axes,)
+        is_whole = eqn.params.get("axis_index_groups") is None
+        return eqn.primitive.name in _JOINING and self._axis_name in axes and is_whole
+
     def _asks_which_lane(self, eqn: Any) -> bool:
         if self._axis_name is None:
             return False
-        return eqn.primitive.name == "axis_index" or any(
+        return eqn.primitive.name in _BY_LANE or any(
             self._asks_which_lane(e)
             for inner in _jax.jaxprs_in(eqn.params)
             for e in inner.jaxpr.eqns

@@ -42,7 +42,7 @@ class Case(NamedTuple):
             )
         given = [x for x in jax.tree.leaves((args, other_args)) if is_ref(x)]
         refs = unique([*given, *closed_over(f, args)]).items
-        return Case(f, args, other_args, refs, [np.array(r[...]) for r in refs], rtol, eps)
+        return Case(f, args, other_args, refs, [r[...] for r in refs], rtol, eps)
 
     def reset(self) -> None:
         for ref, value in zip(self.refs, self.held, strict=True):
@@ -54,7 +54,7 @@ class Case(NamedTuple):
         return [results(f(*self.args)) + self.contents() for _ in range(calls)]
 
     def contents(self) -> Seen:
-        return [(_access.describe(r), np.array(r[...])) for r in self.refs]
+        return [(_access.describe(r), r[...]) for r in self.refs]
 
     def compare(self, law: str, got: Sequence[Seen], want: Sequence[Seen]) -> None:
         for k, (some, others) in enumerate(zip(got, want, strict=True)):
@@ -97,6 +97,8 @@ def _difference(x: Any, y: Any, rtol: float | None) -> str | None:
     x, y = jnp.asarray(x), jnp.asarray(y)
     if (x.shape, x.dtype) != (y.shape, y.dtype):
         return f"{x.dtype}{list(x.shape)} instead of {y.dtype}{list(y.shape)}"
+    if jnp.issubdtype(y.dtype, jax.dtypes.prng_key):
+        x, y = jax.random.key_data(x), jax.random.key_data(y)
     if not is_inexact(y):
         return None if bool(jnp.array_equal(x, y)) else "they must be equal"
     allowed = rtol if rtol is not None else {16: 2e-2, 32: 1e-4}.get(jnp.finfo(y.dtype).bits, 1e-10)

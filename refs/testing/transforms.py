@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from refs import _access
 from refs._ref import new_ref
 from refs._tracing import Call, is_ref
+from refs._view import RefView
 from refs.errors import RefValueError
 from refs.testing._case import Case, Law, closed_over, of_values, results, stacked, with_arrays
 from refs.testing._derivatives import backwards, by_jvp, by_linearize, forwards, quotients
@@ -24,7 +25,7 @@ from refs.transforms.vmap import vmap
 def check_transforms(
     f: Callable[..., Any],
     *args: Any,
-    laws: Iterable[str] | None = None,
+    laws: Iterable[str] | str | None = None,
     other_args: Sequence[Any] | None = None,
     rtol: float | None = None,
     eps: float | None = None,
@@ -75,7 +76,7 @@ def check_transforms(
     >>> all(word == "holds" for word in said.values()), total
     (True, Ref(0., dtype=float32, name='total'))
     """
-    chosen = list(_LAWS if laws is None else laws)
+    chosen = [laws] if isinstance(laws, str) else list(_LAWS if laws is None else laws)
     for name in chosen:
         if name not in _LAWS:
             raise RefValueError(
@@ -127,8 +128,14 @@ def _steps(case: Case, name: str) -> str | None:
     return None
 
 
+def _is_view(x: Any) -> bool:
+    return isinstance(x, RefView)
+
+
 def _lanes(case: Case, name: str) -> str | None:
     lanes = (case.args, case.other_args)
+    if any(_is_view(x) for x in jax.tree.leaves(lanes, is_leaf=_is_view)):
+        return "an argument is a view, which can't be mapped"
     given = [x for x in jax.tree.leaves(lanes) if is_ref(x)]
     outer = closed_over(case.f, case.args)
     if {id(r) for r in given} & {id(r) for r in outer}:

@@ -7,12 +7,16 @@ its part of a ref's contents.
 from __future__ import annotations
 
 import functools
+import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from refs import _jax
 from refs._access import check_ref, describe, get
 from refs._effects import has_custom_vjp
 from refs._indexing import Index
@@ -23,10 +27,13 @@ from refs.transforms._transaction import Slot, Transaction, in_transaction, run
 
 
 class Variable(NamedTuple):
-    """A leaf of the differentiated arguments: one of the `values`, or a part of it."""
+    """A leaf of the differentiated arguments: one of the `values`, or the part that a view names.
+
+    It is a pytree: the indices of the view may be traced.
+    """
 
     position: int
-    path: tuple[Any, ...] = ()
+    view: RefView | None = None
 
 
 class Inputs(NamedTuple):
@@ -54,44 +61,43 @@ class Inputs(NamedTuple):
     ) -> Inputs:
         args, kwargs = jax.tree.map(lambda x: one_name(x) if is_ref(x) else x, (args, kwargs))
         chosen = _positions(doing, argnums, args)
-        given = args[chosen[0]] if isinstance(argnums, int) else tuple(args[k] for k in chosen)
-        leaves, tree = jax.tree.flatten(given, is_leaf=lambda x: isinstance(x, RefView))
-        flat, whole = jax.tree.flatten((args, kwargs), is_leaf=lambda x: isinstance(x, RefView))
-        differentiated = [x.ref if isinstance(x, RefView) else x for x in leaves]
-        _check_distinct(doing, leaves)
-        inner = [y for x in flat for y in (jax.tree.leaves(x) if isinstance(x, RefView) else [x])]
-        refs = unique([x for x in (*differentiated, *inner) if is_ref(x)]).items
+        flat, whole = jax.tree.flatten((args, kwargs), is_leaf=_is_view)
+        given = args[chosen[0]] if np.ndim(argnums) == 0 else tuple(args[k] for k in chosen)
+        tree = jax.tree.structure(given, is_leaf=_is_view)
+        # Which leaves of the call are variables, in the order of `given`.
+        sizes = [len(jax.tree.leaves(x, is_leaf=_is_view)) for x in args]
+        starts = [sum(sizes[:k]) for k in range(len(sizes))]
+        places = [starts[k] + j for k in chosen for j in range(sizes[k])]
+        _check_distinct(doing, [flat[i] for i in places])
+
+        def ref_of(x: Any) -> Any:
+            return x.ref if _is_view(x) else x if is_ref(x) else None
+
+        used = [ref_of(flat[i]) for i in places]
+        n_refs = len(unique([r for r in used if r is not None]).items)
+        inner = [y for x in flat for y in jax.tree.leaves(x) if is_ref(y)]
+        refs = unique([*(r for r in used if r is not None), *inner]).items
         for ref in refs:
             check_ref(ref, doing)
-        n_refs = len(unique([x for x in differentiated if is_ref(x)]).items)
-        arrays = [x for x in differentiated if not is_ref(x)]
         place = {id(r): k for k, r in enumerate(refs)}
-        rest = iter(range(len(arrays)))
-        variables = tuple(
-            Variable(len(arrays) + place[id(x)], leaf._path if isinstance(leaf, RefView) else ())
-            if is_ref(x)
-            else Variable(next(rest))
-            for leaf, x in zip(leaves, differentiated, strict=True)
-        )
-        in_arguments = _marked(args, chosen, kwargs)
+        arrays = {i: k for k, i in enumerate(i for i in places if ref_of(flat[i]) is None)}
 
-        def rebuild(new_refs: Sequence[Any], arrays: Sequence[Any]) -> Any:
-            rest = iter(arrays)
+        def variable(i: int) -> Variable:
+            ref = ref_of(flat[i])
+            if ref is None:
+                return Variable(arrays[i])
+            return Variable(len(arrays) + place[id(ref)], flat[i] if _is_view(flat[i]) else None)
 
-            def replace(x: Any, is_variable: bool) -> Any:
-                if is_ref(x):
-                    return new_refs[place[id(x)]]
-                return next(rest) if is_variable else x
+        def rebuild(new_refs: Sequence[Any], new_arrays: Sequence[Any]) -> Any:
+            def replaced(i: int, x: Any) -> Any:
+                if i in arrays:
+                    return new_arrays[arrays[i]]
+                return jax.tree.map(lambda y: new_refs[place[id(y)]] if is_ref(y) else y, x)
 
-            full = [
-                jax.tree.map(lambda y: replace(y, False), x)
-                if isinstance(x, RefView)
-                else replace(x, is_variable)
-                for x, is_variable in zip(flat, in_arguments, strict=True)
-            ]
-            return jax.tree.unflatten(whole, full)
+            return jax.tree.unflatten(whole, [replaced(i, x) for i, x in enumerate(flat)])
 
-        return Inputs(rebuild, refs, arrays, n_refs, tree, variables)
+        variables = tuple(variable(i) for i in places)
+        return Inputs(rebuild, refs, [flat[i] for i in arrays], n_refs, tree, variables)
 
     def in_transaction(self, fun: Callable[[Inputs], Any]) -> Any:
         """`fun(self)`, as `refs.transforms._transaction.in_transaction` runs it."""
@@ -110,16 +116,24 @@ class Inputs(NamedTuple):
             )
         return leaves
 
-    def gather(self, leaves: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    def type_of(self, variable: Variable) -> tuple[tuple[int, ...], str]:
+        """The shape and the dtype's name of a variable's cotangent."""
+        n = len(self.arrays)
+        k = variable.position
+        x: Any = variable.view or (
+            _jax.shaped_abstractify(self.arrays[k]) if k < n else self.refs[k - n]
+        )
+        return x.shape, x.dtype.name if jnp.issubdtype(x.dtype, jnp.inexact) else "float0"
+
+    def gather(self, doing: str, leaves: Sequence[Any], values: Sequence[Any]) -> list[Any]:
         """A tangent for each value, from one for each variable."""
         tangents: list[Any] = [None] * len(values)
         for variable, leaf in zip(self.variables, leaves, strict=True):
             k = variable.position
             given = get(leaf) if is_ref(leaf) else leaf
-            if variable.path:
-                whole = jnp.zeros_like(values[k]) if tangents[k] is None else tangents[k]
-                given = _with_part(whole, variable.path, given)
-            tangents[k] = given
+            if variable.view is not None:
+                given = _of_whole(doing, variable.view, values[k], given)
+            tangents[k] = given if tangents[k] is None else tangents[k] + given
         return tangents
 
     def unflatten(self, values: Sequence[Any]) -> Any:
@@ -127,33 +141,31 @@ class Inputs(NamedTuple):
 
         def part(variable: Variable) -> Any:
             value = values[variable.position]
-            if not variable.path:
+            if variable.view is None:
                 return value
             ref = self.refs[variable.position - len(self.arrays)]
-            return part_of(value, variable.path, value.ndim - ref.ndim)
+            return part_of(value, variable.view, value.ndim - ref.ndim)
 
         return jax.tree.unflatten(self.tree, [part(v) for v in self.variables])
 
 
 def _positions(doing: str, argnums: int | Sequence[int], args: tuple[Any, ...]) -> list[int]:
-    nums = [argnums] if isinstance(argnums, int) else list(argnums)
+    given: Any = [argnums] if np.ndim(argnums) == 0 else argnums
+    nums = [operator.index(k) for k in given]
     for k in nums:
         if not -len(args) <= k < len(args):
             raise RefTypeError(
                 f"{doing} with respect to argnums={argnums} of a call with {len(args)} positional "
                 "arguments: pass what is differentiated by position"
             )
-    return [k % len(args) for k in nums]
+    nums = [k % len(args) for k in nums]
+    if len({*nums}) < len(nums):
+        raise RefValueError(f"{doing} with respect to argnums={argnums}: an argument stands twice")
+    return nums
 
 
-def _marked(args: tuple[Any, ...], chosen: Sequence[int], kwargs: dict[str, Any]) -> list[bool]:
-    """For each leaf of a call, in JAX's order: whether it is differentiated."""
-
-    def flags(x: Any, flag: bool) -> list[bool]:
-        return [flag] * len(jax.tree.leaves(x, is_leaf=lambda y: isinstance(y, RefView)))
-
-    positional = [f for k, x in enumerate(args) for f in flags(x, k in chosen)]
-    return positional + flags(kwargs, False)
+def _is_view(x: Any) -> bool:
+    return isinstance(x, RefView)
 
 
 def _check_distinct(doing: str, leaves: Sequence[Any]) -> None:
@@ -168,23 +180,33 @@ def _check_distinct(doing: str, leaves: Sequence[Any]) -> None:
         )
 
 
-def _with_part(x: Any, path: tuple[Any, ...], part: Any) -> Any:
-    first, *rest = path
-    index = Index.parse(first, x.shape)
-    return index.write(x, _with_part(index.read(x), tuple(rest), part) if rest else part)
+def part_of(value: Any, view: RefView, leading: int = 0) -> Any:
+    """The part of a ref's contents, after other axes, that a view names."""
 
-
-def part_of(value: Any, path: tuple[Any, ...], leading: int = 0) -> Any:
     def take(x: Any) -> Any:
-        for idx in path:
+        for idx in view._path:
             x = Index.parse(idx, x.shape).read(x)
         return x
 
     if not leading:
         return take(value)
     front = value.shape[:leading]
-    rows = jax.vmap(take)(value.reshape(-1, *value.shape[leading:]))
+    rows = jax.vmap(take)(value.reshape(math.prod(front), *value.shape[leading:]))
     return rows.reshape(*front, *rows.shape[1:])
+
+
+def _of_whole(doing: str, view: RefView, whole: Any, tangent: Any) -> Any:
+    """The tangent of a ref's contents in the direction of one of its part: the adjoint of that."""
+    if not jnp.issubdtype(whole.dtype, jnp.inexact):
+        return np.zeros(whole.shape, jax.dtypes.float0)
+    aval: Any = _jax.shaped_abstractify(tangent)
+    if aval.shape != view.shape or (aval.dtype != view.dtype and not aval.weak_type):
+        raise RefValueError(
+            f"{doing}: the tangent of a view of {describe(view.ref)} of type {view.dtype}"
+            f"{list(view.shape)} is of type {aval.dtype}{list(aval.shape)}"
+        )
+    _, scatter = jax.vjp(lambda x: part_of(x, view), jnp.zeros_like(whole))
+    return scatter(jnp.asarray(tangent, whole.dtype))[0]
 
 
 class Differentiable:

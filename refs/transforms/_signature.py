@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -57,6 +58,7 @@ class Static(NamedTuple):
 
     positional: tuple[tuple[int, Any], ...]
     named: tuple[tuple[str, Any], ...]
+    types: tuple[type, ...]  # 1, 1.0 and True are equal
 
     def restore(
         self, args: Sequence[Any], kwargs: dict[str, Any]
@@ -78,10 +80,10 @@ def take_static(
       RefValueError: if one can't be hashed.
     """
     positions = choice.positions(args)
-    static = Static(
-        tuple((k, args[k]) for k in sorted(positions)),
-        tuple((name, kwargs[name]) for name in sorted(choice.names & kwargs.keys())),
-    )
+    by_position = tuple((k, args[k]) for k in sorted(positions))
+    by_name = tuple((name, kwargs[name]) for name in sorted(choice.names & kwargs.keys()))
+    types = tuple(type(value) for _, value in (*by_position, *by_name))
+    static = Static(by_position, by_name, types)
     for place, value in (*static.positional, *static.named):
         for leaf in jax.tree.leaves(value):
             if is_ref(leaf):
@@ -124,6 +126,23 @@ def per_leaf(prefix: Any, tree: Any) -> tuple[list[Any], list[tuple[RefView, Any
             of_views.append((leaf, item))
         items += [item] * (len(jax.tree.leaves(leaf)) if is_view(leaf) else 1)
     return items, of_views
+
+
+def without_views(where: str, fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun`, which mustn't return a view: that of a part of a ref would become one of the whole."""
+
+    @functools.wraps(fun)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        result = fun(*args, **kwargs)
+        for x in jax.tree.leaves(result, is_leaf=lambda x: isinstance(x, RefView)):
+            if isinstance(x, RefView):
+                raise RefValueError(
+                    f"{where} returns a view of {describe(x.ref)}: return its value, `view[...]`, "
+                    "or the ref"
+                )
+        return result
+
+    return checked
 
 
 class _Nothing:

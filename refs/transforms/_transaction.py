@@ -36,6 +36,7 @@ from refs._tracing import (
 from refs.discharge._cells import Cell
 from refs.discharge._interpreter import Context
 from refs.discharge._program import Program
+from refs.errors import RefValueError
 from refs.transforms._signature import broadcast_prefix
 
 
@@ -134,6 +135,8 @@ class Transaction:
         backward rules of the user's custom derivatives write.
         """
         cells = self.cells(self.written, state) | self.cells(self.read, constants)
+        for slot in self.written:
+            cells[slot].adds_only = self._is_delta(slot)
         if targets is not None:
             self.aim(cells, list(self.touch_of), targets)
         return self.run_cells(cells, leaves, Context(differentiated=targets is not None))
@@ -196,7 +199,13 @@ class Transaction:
         items = broadcast_prefix(prefix, self.traced.out_tree)
         markers = self.traced.out_leaves
         arrays = [x for x, m in zip(items, markers, strict=True) if m is None]
-        made = {m.position: x for x, m in zip(items, markers, strict=True) if isinstance(m, NewRef)}
+        made: dict[int, Any] = {}
+        for x, m in zip(items, markers, strict=True):
+            if isinstance(m, NewRef) and made.setdefault(m.position, x) != x:
+                raise RefValueError(
+                    f"a ref that is made inside is returned twice, once for {made[m.position]} and "
+                    f"once for {x}: it becomes one ref. Return it once"
+                )
         return arrays, [made[k] for k in range(self._n_new)]
 
     def refs(self, slots: Sequence[Slot], arguments: Sequence[Any]) -> list[Any]:

@@ -33,6 +33,7 @@ def functionalize(fun: Callable[..., Any], closed_over: Any = None) -> Callable[
       `pure(state, *args, **kwargs) -> (out, new_state)`.
 
     Raises:
+      RefValueError: if `closed_over` holds a ref twice.
       RefTypeError: when called with a ref where an array is meant.
       RefStateError: when called, if `fun` touches a ref that is not in `state`.
       RefEscapeError: when called, if `fun` returns a ref.
@@ -52,6 +53,8 @@ def functionalize(fun: Callable[..., Any], closed_over: Any = None) -> Callable[
     for h in handles:
         if not is_ref(h):
             raise RefTypeError(f"closed_over holds a {type(h).__name__}: it is a pytree of refs")
+    if len({id(h) for h in handles}) < len(handles):
+        raise RefValueError("closed_over holds a ref twice: it has one place in the state")
     handle_place = {id(h): k for k, h in enumerate(handles)}
 
     def pure(state: Any, *args: Any, **kwargs: Any) -> Any:

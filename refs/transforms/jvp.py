@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 
-from refs._access import set
-from refs._tracing import is_ref
-from refs.errors import RefTypeError
-from refs.transforms._differentiable import Differentiable, Inputs
+from refs._access import describe, set
+from refs._tracing import is_ref, unique
+from refs.errors import RefTypeError, RefValueError
+from refs.transforms._differentiable import Differentiable, Inputs, part_of
 
 
 def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = False) -> Any:
@@ -29,7 +29,7 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
 
     Raises:
       RefTypeError: if the primals or the tangents are no tuple or list.
-      RefValueError: if their structures differ, or a ref is a variable twice.
+      RefValueError: if their structures differ, or a ref is a variable twice, or a tangent.
       RefEscapeError: if `fun` returns a ref, other than as auxiliary data.
 
     >>> w = refs.new_ref(jnp.array([1.0, 2.0]))
@@ -43,6 +43,13 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
         )
     inputs = Inputs.of("jvp", tuple(range(len(primals))), tuple(primals), {})
     directions = inputs.flatten("jvp", tuple(tangents))
+    ends = [x for x in directions if is_ref(x)]
+    if len(unique(ends).items) < len(ends):
+        [twice, *_] = [x for k, x in enumerate(ends) if any(x is y for y in ends[:k])]
+        raise RefValueError(
+            f"jvp: {describe(twice)} stands for the tangents of two primals, and can get only one "
+            "of them in the end: give each a ref of its own"
+        )
 
     def inside(inputs: Inputs) -> Any:
         f = Differentiable("jvp", fun, inputs, has_aux)
@@ -52,13 +59,16 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
             out, rest = f(values)
             return (out, f.contents(rest)), rest
 
+        tangents = inputs.gather("jvp", directions, values)
         (out, _), (tangents_out, final), rest = jax.jvp(
-            with_contents, (values,), (inputs.gather(directions, values),), has_aux=True
+            with_contents, (values,), (tangents,), has_aux=True
         )
         aux = f.commit(rest)
         for variable, direction in zip(inputs.variables, directions, strict=True):
             if is_ref(direction):
-                set(direction, ..., final[variable.position - len(inputs.arrays)])
+                tangent = final[variable.position - len(inputs.arrays)]
+                view = variable.view
+                set(direction, ..., tangent if view is None else part_of(tangent, view))
         both = f.outputs(out), f.outputs(tangents_out)
         return (*both, aux) if has_aux else both
 
@@ -99,6 +109,6 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
 
     def f_jvp(*tangents: Any) -> Any:
         directions = inputs.flatten("linearize", tangents)
-        return f.outputs(native(inputs.gather(directions, values)))
+        return f.outputs(native(inputs.gather("linearize", directions, values)))
 
     return (f.outputs(out), f_jvp, aux) if has_aux else (f.outputs(out), f_jvp)

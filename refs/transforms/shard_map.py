@@ -15,7 +15,7 @@ from refs._access import describe
 from refs._ref_type import RefType
 from refs._tracing import Call, ref_type
 from refs.errors import RefTypeError, RefValueError
-from refs.transforms._signature import per_leaf
+from refs.transforms._signature import per_leaf, without_views
 from refs.transforms._transaction import Slot, Transaction, in_transaction
 
 # JAX's marker for specs that aren't given has no public name in all versions.
@@ -73,6 +73,8 @@ def shard_map(
     if f is None:
         return functools.partial(shard_map, out_specs=out_specs, in_specs=in_specs, **options)
 
+    shard_fun = without_views("a function under shard_map", f)
+
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
         call = Call.of(args, {})
@@ -93,7 +95,7 @@ def shard_map(
                     RefType.of(_jax.AbstractRef(_jax.typeof(x)), ref_type(r).origin)
                     for x, r in zip(refs_inside, refs, strict=True)
                 ]
-                found.append(Transaction.of(f, refs, leaves, call.rebuild, types))
+                found.append(Transaction.of(shard_fun, refs, leaves, call.rebuild, types))
 
             jax.eval_shape(
                 sharded(probe, None, of_refs, of_leaves), [_array_type(r) for r in refs], leaves

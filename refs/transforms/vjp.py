@@ -8,8 +8,9 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs._access import addupdate
+from refs._access import addupdate, describe
 from refs._tracing import is_ref
+from refs._view import RefView
 from refs.errors import RefTypeError, RefValueError
 from refs.transforms._differentiable import Differentiable, Inputs, Variable, part_of
 from refs.transforms._transaction import in_transaction, run
@@ -56,6 +57,7 @@ class Pullback:
     def __init__(self, native: Any, inputs: Inputs, out_tree: Any, has_effects: bool):
         self._native = native
         self._tree, self._variables = inputs.tree, inputs.variables
+        self._types = tuple(inputs.type_of(v) for v in inputs.variables)
         self._out_tree, self._has_effects = out_tree, has_effects
 
     def __call__(self, cotangent: Any) -> Any:
@@ -76,7 +78,7 @@ class Pullback:
 
         Raises:
           RefValueError: if the structure is another.
-          RefTypeError: if a leaf is none of these.
+          RefTypeError: if a leaf is none of these, or a ref of another shape or dtype.
 
         >>> total = refs.new_ref(jnp.ones(2))
         >>> _, pullback = refs.vjp(lambda x: x**2, jnp.array([3.0, 4.0]))
@@ -90,7 +92,12 @@ class Pullback:
             raise RefValueError(
                 f"with_refs: the primals have the structure {self._tree}, and the arguments {tree}"
             )
-        for x in leaves:
+        for x, (shape, dtype) in zip(leaves, self._types, strict=True):
+            if is_ref(x) and (x.shape, x.dtype.name) != (shape, dtype):
+                raise RefTypeError(
+                    f"with_refs: a cotangent of type {dtype}{list(shape)} can't be accumulated "
+                    f"into {describe(x)} of type {x.dtype}{list(x.shape)}"
+                )
             if not is_ref(x) and not isinstance(x, jax.ad.GradValue | jax.ad.DontWant):
                 raise RefTypeError(
                     f"with_refs takes a Ref, `jax.ad.GradValue()` or `jax.ad.DontWant()` for each "
@@ -141,27 +148,38 @@ class Pullback:
         value = values[variable.position]
         if isinstance(wanted, jax.ad.DontWant):
             return jax.ad.DidntWant()
-        if variable.path:
-            value = part_of(value, variable.path)
+        if variable.view is not None:
+            value = part_of(value, variable.view)
         if is_ref(wanted) and not _is_word(value):
             addupdate(wanted, ..., value)
             return jax.ad.GradRef()
         return value
 
     def tree_flatten(self) -> tuple[Any, ...]:
-        return (self._native,), (self._tree, self._variables, self._out_tree, self._has_effects)
+        # The indices of a view may be arrays. Its ref isn't needed any more.
+        flat = [v.view.tree_flatten() if v.view is not None else None for v in self._variables]
+        arrays = [None if x is None else x[0][1:] for x in flat]
+        paths = tuple(None if x is None else x[1] for x in flat)
+        positions = tuple(v.position for v in self._variables)
+        fixed = (self._tree, self._types, self._out_tree, self._has_effects)
+        return (self._native, arrays), (positions, paths, *fixed)
 
     @classmethod
     def tree_unflatten(cls, aux: tuple[Any, ...], children: tuple[Any, ...]) -> Pullback:
         pullback = object.__new__(cls)
-        [pullback._native] = children
-        pullback._tree, pullback._variables, pullback._out_tree, pullback._has_effects = aux
+        pullback._native, arrays = children
+        positions, paths, *fixed = aux
+        pullback._tree, pullback._types, pullback._out_tree, pullback._has_effects = fixed
+        pullback._variables = tuple(
+            Variable(k, None if p is None else RefView.tree_unflatten(p, (None, *indices)))
+            for k, p, indices in zip(positions, paths, arrays, strict=True)
+        )
         return pullback
 
 
 def _goes_straight_in(variable: Variable) -> bool:
     """A part's cotangent is taken out of the whole's first."""
-    return _jax.can_accumulate_gradients and not variable.path
+    return _jax.can_accumulate_gradients and variable.view is None
 
 
 def _is_word(x: Any) -> bool:

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from refs import _jax
 from refs._access import describe
 from refs._effects import Touch
-from refs._tracing import AbstractArgument, Call, ref_type
+from refs._tracing import AbstractArgument, Call, is_ref, ref_type
 from refs.discharge._interpreter import Context
 from refs.discharge._lanes import Lanes, Sum
 from refs.errors import RefTypeError, RefValueError
 from refs.lanes._variance import Contents, Variance
-from refs.transforms._signature import per_leaf
+from refs.transforms._signature import per_leaf, without_views
 from refs.transforms._transaction import Slot, Transaction, in_lane, in_transaction
 
 
@@ -66,15 +66,20 @@ def vmap(
     Ref([1, 0, 2, 0], dtype=int32, name='counts')
     """
 
+    lane_fun = without_views("a lane of vmap", fun)
+
     @functools.wraps(fun)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        call = Call.of(args, kwargs)
-        axes = _Axes.of(call, _leaf_axes(in_axes, args, kwargs), axis_size)
+        given = _Given.of(args, kwargs, _leaf_axes(in_axes, args, kwargs))
+        call = given.call
+        axes = _Axes.of(call, given.axes, axis_size)
 
         def inside(refs: Any, leaves: Any) -> Any:
             env = [] if axis_name is None else [(axis_name, axes.size)]
             with in_lane():
-                t = Transaction.of(fun, refs, axes.leaf_types, call.rebuild, axes.ref_types, env)
+                t = Transaction.of(
+                    lane_fun, refs, axes.leaf_types, given.rebuild, axes.ref_types, env
+                )
             axis_of = {s: axes.of_slot(s, refs) for s in t.touch_of}
             variance = _analyse(t, axis_of, axes, axis_name)
             sums = [s for s, touch in t.touch_of.items() if axis_of[s] is None and _is_sum(touch)]
@@ -100,12 +105,43 @@ def vmap(
             state, arrays, made = batched(
                 jnp.ones(axes.size, bool), t.values(written, refs), t.values(t.read, refs), leaves
             )
-            t.commit(written, refs, state)
+            # No lane, no write: what all lanes write alike is computed all the same.
+            kept = [s for s in written if axes.size or axis_of[s] is not None]
+            t.commit(kept, refs, [x for s, x in zip(written, state, strict=True) if s in kept])
             return t.result(arrays, made, refs)
 
         return in_transaction(inside, call.refs, call.leaves)
 
     return mapped
+
+
+class _Given(NamedTuple):
+    """The arguments of a call. What is no array, and not mapped, goes to every lane as it is."""
+
+    call: Call  # of the other leaves, in a list
+    axes: list[int | None]  # theirs
+    tree: Any
+    others: dict[int, Any]
+
+    @staticmethod
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any], axes: Sequence[int | None]) -> _Given:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        others = {
+            k: x
+            for k, (x, axis) in enumerate(zip(leaves, axes, strict=True))
+            if axis is None and not (is_ref(x) or _is_array(x))
+        }
+        kept = [k for k in range(len(leaves)) if k not in others]
+        call = Call.of(([leaves[k] for k in kept],), {})
+        return _Given(call, [axes[k] for k in kept], tree, others)
+
+    def rebuild(self, refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        [kept], _ = self.call.rebuild(refs, leaves)
+        rest = iter(kept)
+        places = range(self.tree.num_leaves)
+        return jax.tree.unflatten(
+            self.tree, [self.others[k] if k in self.others else next(rest) for k in places]
+        )
 
 
 class _Axes(NamedTuple):
@@ -168,6 +204,14 @@ class _Axes(NamedTuple):
                 "over: that would be the whole ref, in every lane. Use the argument only"
             )
         return axis
+
+
+def _is_array(x: Any) -> bool:
+    try:
+        _jax.shaped_abstractify(x)
+    except TypeError:
+        return False
+    return True
 
 
 def _normal(axis: Any, x: Any, what: str) -> int | None:
