@@ -21,9 +21,9 @@ from tests.strategies_smooth import Stack, simpler, stacks
 
 CALLS = 2
 TO_JAX, TO_ORACLE = 1e-9, 1e-5
-# A difference quotient is wrong by much less than halving its step changes, where it is any good.
-# Where the function oscillates too fast for it, both are as good as random.
-SAFETY = 10
+# A difference quotient is wrong by much less than halving its step changes, if it is any good: where
+# that is a part of it that can be seen, the function oscillates too fast, and only JAX can tell.
+SAFETY, UNTOLD = 10, 1e-2
 checks = itertools.count(1)
 
 
@@ -103,9 +103,10 @@ def compare(got, expected, errors, whose):
     for k, (have, want) in enumerate(zip(got, expected, strict=True)):
         for i, (name, x, y) in enumerate(zip(("result", "n", "u", "s"), have, want, strict=True)):
             scale = 1 + np.abs(y).max()
-            allowed = (
-                TO_JAX * scale if errors is None else TO_ORACLE * scale + SAFETY * errors[k][i]
-            )
+            allowed = TO_JAX * scale
+            if errors is not None:
+                error = SAFETY * errors[k][i]
+                allowed = TO_ORACLE * scale + error if error < UNTOLD * scale else np.inf
             if x.shape != y.shape or not np.abs(x - y).max() <= allowed:
                 raise AssertionError(f"call {k}: {name} is {x}, and {whose} gives {y}")
 
