@@ -21,8 +21,8 @@ from tests.strategies_smooth import Stack, simpler, stacks
 
 CALLS = 2
 TO_JAX, TO_ORACLE = 1e-9, 1e-5
-# A difference quotient is wrong by much less than halving its step changes, if it is any good: where
-# that is a part of it that can be seen, the function oscillates too fast, and only JAX can tell.
+# A difference quotient is wrong by much less than halving its step changes, if it is any good.
+# Where that can be seen in the value, the function oscillates too fast for it: only JAX can tell.
 SAFETY, UNTOLD = 10, 1e-2
 checks = itertools.count(1)
 
