@@ -45,18 +45,48 @@ def touches(closed: Any) -> Touches:
     """The touches of a closed jaxpr, refs created inside apart."""
     jaxpr = closed.jaxpr
     if jaxpr not in _memo:
-        _memo[jaxpr] = _analyse(closed)
+        _memo[jaxpr] = touches_under(closed, Names({}, {}))
     return _memo[jaxpr]
 
 
-def _analyse(closed: Any) -> Touches:
+class Names(NamedTuple):
+    """Which variables and concrete refs are names of one ref: a key for each, of_ref by identity.
+
+    A variable that isn't in it is its own key, a concrete ref's is its identity.
+    """
+
+    of_var: dict[Any, Any]
+    of_ref: dict[int, Any]
+
+    def var(self, v: Any) -> Any:
+        return self.of_var.get(v, v)
+
+    def ref(self, ref: Any) -> Any:
+        return self.of_ref.get(id(ref), id(ref))
+
+    def inside(self, called: Any, operands: Sequence[Any]) -> Names | None:
+        """Those in a called jaxpr, or None if no ref has two names there."""
+        inputs = zip(called.jaxpr.invars, operands, strict=True)
+        of_var = {v: self.var(x) for v, x in inputs if _jax.is_ref_type(v.aval)}
+        held = {self.ref(ref) for ref, _ in _closed_over(called)}
+        keys = {*of_var.values()}
+        if len(keys) == len(of_var) and not keys & held and not held & {*self.of_ref.values()}:
+            return None
+        return Names(of_var, self.of_ref)
+
+
+def touches_under(closed: Any, names: Names) -> Touches:
+    """`touches`, knowing that some names are those of one ref."""
     jaxpr = closed.jaxpr
+    consts = zip(jaxpr.constvars, closed.consts, strict=True)
+    held = {v: names.ref(c) for v, c in consts if isinstance(c, _jax.NativeRef)}
+    names = Names({**held, **names.of_var}, names.of_ref)
     found: dict[Any, Touch] = {
         v: Touch.NONE for v in (*jaxpr.constvars, *jaxpr.invars) if _jax.is_ref_type(v.aval)
     }
     hidden: dict[int, tuple[Any, Touch]] = {}
     uses = _uses(jaxpr)
-    accumulating = _accumulations(closed, uses)
+    accumulating = _accumulations(jaxpr, uses, names)
 
     def touch(var: Any, kind: Touch) -> None:
         if var in found:
@@ -68,10 +98,12 @@ def _analyse(closed: Any) -> Touches:
     for eqn in jaxpr.eqns:
         inner = list(inner_calls(eqn))
         for called, operands in inner:
-            for operand, kind in zip(operands, touches(called).inputs, strict=True):
+            known = names.inside(called, operands)
+            inner_touches = touches(called) if known is None else touches_under(called, known)
+            for operand, kind in zip(operands, inner_touches.inputs, strict=True):
                 if not isinstance(operand, _jax.Literal):
                     touch(operand, kind)
-            for ref, kind in _closed_over(called):
+            for ref, kind in _closed_over(called, inner_touches):
                 touch_hidden(ref, kind)
         if not inner:
             for operand, kind in _own_touches(eqn, uses, accumulating):
@@ -83,9 +115,9 @@ def _analyse(closed: Any) -> Touches:
     )
 
 
-def _closed_over(closed: Any) -> Iterator[tuple[Any, Touch]]:
+def _closed_over(closed: Any, found: Touches | None = None) -> Iterator[tuple[Any, Touch]]:
     """The refs that a jaxpr and those inside it hold as constants."""
-    found = touches(closed)
+    found = touches(closed) if found is None else found
     for const, kind in zip(closed.consts, found.consts, strict=True):
         if isinstance(const, _jax.NativeRef):
             yield const, kind
@@ -186,7 +218,7 @@ def _uses(jaxpr: Any) -> Counter[Any]:
 _ADDING = frozenset({"add", "add_any", "sub"})
 
 
-def _accumulations(closed: Any, uses: Counter[Any]) -> set[int]:
+def _accumulations(jaxpr: Any, uses: Counter[Any], names: Names) -> set[int]:
     """Ids of the get and swap equations that together only accumulate.
 
     That is: what get reads is used by one addition (or is what is subtracted from), whose result
@@ -195,13 +227,16 @@ def _accumulations(closed: Any, uses: Counter[Any]) -> set[int]:
     come before the addition, and be undone after it. Integer arrays may name an element twice,
     where NumPy's `+=` adds once: not an accumulation.
     """
-    jaxpr = closed.jaxpr
-    var_of = {id(c): v for v, c in zip(jaxpr.constvars, closed.consts, strict=True)}
     reads: dict[Any, _Read] = {}  # what get gave, and what was made of it
     found: set[int] = set()
+
+    def forget(ref: Any) -> None:
+        for value in [v for v, read in reads.items() if names.var(read.get.invars[0]) == ref]:
+            del reads[value]
+
     for eqn in jaxpr.eqns:
         if eqn.primitive is _jax.get_p and uses[eqn.outvars[0]] == 1 and not _has_arrays(eqn):
-            _forget(reads, eqn.invars[0])
+            forget(names.var(eqn.invars[0]))
             reads[eqn.outvars[0]] = _Read(eqn)
             continue
         if eqn.primitive.name in _ADDING and uses[eqn.outvars[0]] == 1:
@@ -221,14 +256,16 @@ def _accumulations(closed: Any, uses: Counter[Any]) -> set[int]:
         if eqn.primitive is _jax.swap_p and not uses[eqn.outvars[0]]:
             value = eqn.invars[1]
             read = None if isinstance(value, _jax.Literal) else reads.pop(value, None)
-            if read is not None and read.is_added and not read.moves and _same_part(read.get, eqn):
-                found |= {id(read.get), id(eqn)}
+            if read is not None and read.is_added and not read.moves:
+                one, other = (names.var(e.invars[0]) for e in (read.get, eqn))
+                if one == other and _same_part(read.get, eqn):
+                    found |= {id(read.get), id(eqn)}
         for v in eqn.invars:
             if _is_ref_var(v):
-                _forget(reads, v)
+                forget(names.var(v))
         for called, _ in inner_calls(eqn):
             for ref, _ in _closed_over(called):
-                _forget(reads, var_of.get(id(ref)))
+                forget(names.ref(ref))
     return found
 
 
@@ -266,22 +303,13 @@ class _Read(NamedTuple):
         return None
 
 
-def _forget(reads: dict[Any, _Read], ref: Any) -> None:
-    for value in [v for v, read in reads.items() if read.get.invars[0] is ref]:
-        del reads[value]
-
-
 def _has_arrays(get: Any) -> bool:
     return any(v.aval.shape for v in get.invars[1:])
 
 
 def _same_part(get: Any, swap: Any) -> bool:
     atoms = zip(get.invars[1:], swap.invars[2:], strict=False)
-    return (
-        get.invars[0] is swap.invars[0]
-        and get.params["tree"] == swap.params["tree"]
-        and all(_same_atom(a, b) for a, b in atoms)
-    )
+    return get.params["tree"] == swap.params["tree"] and all(_same_atom(a, b) for a, b in atoms)
 
 
 def _same_atom(a: Any, b: Any) -> bool:

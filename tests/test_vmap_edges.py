@@ -29,8 +29,35 @@ def test_two_names_of_a_shared_ref_do_not_add_up_to_an_accumulation(n, hide):
 
     with pytest.raises(RefValueError, match="use of what other lanes write"):
         refs.vmap(lambda x: lane(n, x))(X) if hide else refs.vmap(lane, in_axes=(None, 0))(n, X)
-    refs.vmap(lambda x: (add(), n.at[...].add(1)))(X)
-    assert n[...] == 6
+    assert n[...] == 0
+
+
+@pytest.mark.parametrize("inside", [lambda f: f(), lambda f: lax.cond(True, f, lambda: None)])
+def test_two_names_of_a_shared_ref_that_only_accumulate(n, inside):
+    add = jax.jit(lambda: n.at[...].add(1))
+
+    def lane(same, x):
+        def go():
+            same[...] += x
+            add()
+            n[...] += x
+            refs.addupdate(same, ..., x)
+
+        inside(go)
+
+    refs.vmap(lane, in_axes=(None, 0))(n, X)
+    assert n[...] == 3 * X.sum() + 3
+
+    def mixed(same, x):
+        def go():
+            old = same[...]
+            n[...] += 1
+            same[...] = old + 2
+
+        inside(go)
+
+    with pytest.raises(RefValueError, match="use of what other lanes write"):
+        refs.vmap(mixed, in_axes=(None, 0))(n, X)
 
 
 def test_a_block_that_does_not_fit_is_moved(n):

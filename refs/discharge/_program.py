@@ -46,17 +46,19 @@ class Program(NamedTuple):
         `same` maps an input to the one of `refs` that it is: what is done to one is done to both.
         """
         found = _effects.touches(self.jaxpr)
-        by_name: dict[int, Touch] = dict.fromkeys(self.position, Touch.NONE)
-        consts = ((c, kind) for c, kind in zip(self.jaxpr.consts, found.consts, strict=True))
-        for ref, kind in (*consts, *found.hidden):
-            if id(ref) in by_name:
-                by_name[id(ref)] |= kind
+        if same or len(self.position) > len(self.refs):
+            key = {name: id(self.refs[k]) for name, k in self.position.items()}
+            inputs = {self.jaxpr.jaxpr.invars[i]: id(self.refs[k]) for i, k in same.items()}
+            found = _effects.touches_under(self.jaxpr, _effects.Names(inputs, key))
         refs = [Touch.NONE] * len(self.refs)
-        for name, k in self.position.items():
-            refs[k] = _of_two_names(refs[k], by_name[name])
+        for k, kind in zip(self.const_refs, found.consts, strict=True):
+            if k is not None:
+                refs[k] |= kind
+        for ref, kind in found.hidden:
+            refs[self.position[id(ref)]] |= kind
         inputs = list(found.inputs)
         for i, k in same.items():
-            inputs[i] = refs[k] = _of_two_names(inputs[i], refs[k])
+            inputs[i] = refs[k] = inputs[i] | refs[k]
         return refs, inputs
 
     def by_identity(self, items: Sequence[Any]) -> dict[int, Any]:
@@ -71,14 +73,6 @@ class Program(NamedTuple):
             for c, k in zip(self.jaxpr.consts, self.const_refs, strict=True)
         ]
         return ctx.eval_open(self.jaxpr.jaxpr, consts, inputs)
-
-
-def _of_two_names(one: Touch, other: Touch) -> Touch:
-    """What is done to a ref under two names. What only accumulates under each may not, together."""
-    both = one | other
-    if Touch.NONE in (one, other) or not both.changes:
-        return both
-    return both | Touch.READ | Touch.WRITE
 
 
 def run_in_lanes(
