@@ -66,7 +66,7 @@ def check_transforms(
       AssertionError: if a law doesn't hold: which, and what differs.
       RefEscapeError: inside a transformation.
       RefValueError: if `laws` has a name that is none of them.
-      Whatever `f` raises, by itself or transformed.
+      Exception: whatever `f` raises, by itself or transformed.
 
     >>> total = refs.new_ref(jnp.float32(0), name="total")
     >>> def f(x):

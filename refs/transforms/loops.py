@@ -39,7 +39,9 @@ def scan(
       init: the first carry: a pytree of arrays.
       xs: a pytree of arrays and refs: a step gets their rows. A ref's row is a ref, which reads
         and writes that row in place.
-      length, reverse, unroll: as in `jax.lax.scan`.
+      length: the number of steps, if `xs` doesn't say.
+      reverse: whether to begin with the last row.
+      unroll: as in `jax.lax.scan`.
 
     Returns:
       The last carry and the stacked `y`s.
@@ -117,7 +119,8 @@ def fori_loop(
     """Repeats `val = body_fun(i, val)`. As `jax.lax.fori_loop`, at top level too.
 
     Args:
-      lower, upper: the first `i`, and the one after the last.
+      lower: the first `i`.
+      upper: the one after the last.
       body_fun: a function over refs of the index and the carry.
       init_val: the first carry: a pytree of arrays.
       unroll: as in `jax.lax.fori_loop`.
@@ -151,7 +154,8 @@ def cond(
 
     Args:
       pred: a scalar; anything but zero is true.
-      true_fun, false_fun: functions over refs of the operands, with results of the same types.
+      true_fun: a function over refs of the operands.
+      false_fun: another, with results of the same types.
       *operands: pytrees of arrays, refs and views, the same ref any number of times.
 
     Raises:
