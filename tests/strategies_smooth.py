@@ -210,17 +210,18 @@ class StackBuilder(Choices):
 
     def scan(self, numbers, vectors, depth):
         over = self.vector(numbers, vectors)
-        rows, row = over, "t"
+        t = self.fresh("t")  # not one name for all: inside, the outer row is another thing
+        rows, row = over, t
         inside = [*self.refs]
         if self.refs and self.maybe():
             rows = self.choose(self.refs)
-            self.refs, row = [r for r in self.refs if r != rows], "t[...]"
+            self.refs, row = [r for r in self.refs if r != rows], f"{t}[...]"
         lines = self.block([*numbers, "c", row], vectors, depth - 1)
-        if row != "t":
-            lines.insert(len(lines) - 1, "t[...] += jnp.sin(c)")
+        if row != t:
+            lines.insert(len(lines) - 1, f"{t}[...] += jnp.sin(c)")
         lines[-1] = f"return jnp.cos({lines[-1].removeprefix('return ')}), jnp.sin(c)"
         self.refs = inside
-        name, text = self.function("c, t", lines)
+        name, text = self.function(f"c, {t}", lines)
         init = self.number(numbers, vectors)
         numbers.append(self.fresh("v"))
         vectors.append(self.fresh("v"))
