@@ -247,7 +247,7 @@ def _accumulations(jaxpr: Any, uses: Counter[Any], names: Names) -> set[int]:
                         reads[eqn.outvars[0]] = reads.pop(v)._replace(is_added=True)
                     break
             continue
-        if eqn.primitive.name in _LEAVES_VALUES | _UNDONE_BY.keys() and uses[eqn.outvars[0]] == 1:
+        if eqn.primitive.name in _MOVES and uses[eqn.outvars[0]] == 1:
             [v] = eqn.invars
             moved = None if isinstance(v, _jax.Literal) or v not in reads else reads.pop(v)
             if moved is not None and (moved := moved.then(eqn)) is not None:
@@ -275,13 +275,14 @@ _UNDONE_BY: dict[str, Any] = {
     "transpose": lambda eqn: tuple(int(k) for k in np.argsort(eqn.params["permutation"])),
     "reshape": lambda eqn: eqn.invars[0].aval.shape,
 }
-# Only the type changes: which devices of a `shard_map` see it.
-_LEAVES_VALUES = {"reshard", "pvary", "pcast"}
 _DOES: dict[str, Any] = {
     "rev": lambda eqn: eqn.params["dimensions"],
     "transpose": lambda eqn: tuple(eqn.params["permutation"]),
     "reshape": lambda eqn: eqn.outvars[0].aval.shape,
 }
+# Only the type changes: which devices of a `shard_map` see it.
+_LEAVES_VALUES = frozenset({"reshard", "pvary", "pcast"})
+_MOVES = _LEAVES_VALUES | _UNDONE_BY.keys()
 
 
 class _Read(NamedTuple):

@@ -274,12 +274,13 @@ class Call(NamedTuple):
     @staticmethod
     def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         flat, tree = jax.tree.flatten((args, kwargs))
+        in_trace = not _jax.at_top_level()  # where a ref may have two names
         refs: dict[int, tuple[int, Any]] = {}
         places: list[int | None] = []
         leaves: list[Any] = []
         for x in flat:
             if is_ref(x):
-                x = one_name(x)
+                x = one_name(x) if in_trace else x
                 places.append(refs.setdefault(id(x), (len(refs), x))[0])
             else:
                 places.append(None)

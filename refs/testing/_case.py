@@ -45,7 +45,10 @@ class Case(NamedTuple):
         return Case(f, args, other_args, refs, [r[...] for r in refs], rtol, eps)
 
     def reset(self) -> None:
-        for ref, value in zip(self.refs, self.held, strict=True):
+        self.put(self.held)
+
+    def put(self, values: Sequence[Any]) -> None:
+        for ref, value in zip(self.refs, values, strict=True):
             _access.set(ref, ..., value)
 
     def seen(self, f: Callable[..., Any], calls: int = 1) -> list[Seen]:

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from refs import _access
 from refs._tracing import Call, is_ref
 from refs.testing._case import Case, Law, Seen, is_inexact, results, with_arrays
 from refs.transforms.functionalize import functionalize
@@ -102,8 +101,7 @@ def forwards(derivative: Callable[..., Any]) -> Law:
 
         out, d_out, others = derivative(program, (smooth.refs, smooth.arrays), tangents)
         got = _named(case, result=out, tangent=d_out, other=others)
-        for ref, value in zip(case.refs, state, strict=True):
-            _access.set(ref, ..., value)
+        case.put(state)
         case.compare(name, [got], [_named(case, result=right, tangent=d_right, other=rest)])
         return None
 
@@ -140,8 +138,7 @@ def backwards(
 
         out, cts, others = outer(gradient)(smooth.refs, smooth.arrays, cotangent)
         got = _named(case, result=out, gradient=cts, other=others)
-        for ref, value in zip(case.refs, state, strict=True):
-            _access.set(ref, ..., value)
+        case.put(state)
         expected = _named(case, result=right, gradient=pull(cotangent), other=rest)
         case.compare(name, [got], [expected])
         return None

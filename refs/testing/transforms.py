@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from refs import _access
 from refs._ref import new_ref
 from refs._tracing import Call, is_ref
-from refs._view import RefView
+from refs._view import is_view
 from refs.errors import RefValueError
 from refs.testing._case import Case, Law, closed_over, of_values, results, stacked, with_arrays
 from refs.testing._derivatives import backwards, by_jvp, by_linearize, forwards, quotients
@@ -128,13 +128,9 @@ def _steps(case: Case, name: str) -> str | None:
     return None
 
 
-def _is_view(x: Any) -> bool:
-    return isinstance(x, RefView)
-
-
 def _lanes(case: Case, name: str) -> str | None:
     lanes = (case.args, case.other_args)
-    if any(_is_view(x) for x in jax.tree.leaves(lanes, is_leaf=_is_view)):
+    if any(is_view(x) for x in jax.tree.leaves(lanes, is_leaf=is_view)):
         return "an argument is a view, which can't be mapped"
     given = [x for x in jax.tree.leaves(lanes) if is_ref(x)]
     outer = closed_over(case.f, case.args)

@@ -21,7 +21,7 @@ from refs._access import check_ref, describe, get
 from refs._effects import has_custom_vjp
 from refs._indexing import Index
 from refs._tracing import NewRef, is_ref, one_name, unique, zeros_like
-from refs._view import RefView
+from refs._view import RefView, is_view
 from refs.errors import RefEscapeError, RefTypeError, RefValueError
 from refs.transforms._transaction import Slot, Transaction, in_transaction, run
 
@@ -61,17 +61,17 @@ class Inputs(NamedTuple):
     ) -> Inputs:
         args, kwargs = jax.tree.map(lambda x: one_name(x) if is_ref(x) else x, (args, kwargs))
         chosen = _positions(doing, argnums, args)
-        flat, whole = jax.tree.flatten((args, kwargs), is_leaf=_is_view)
+        flat, whole = jax.tree.flatten((args, kwargs), is_leaf=is_view)
         given = args[chosen[0]] if np.ndim(argnums) == 0 else tuple(args[k] for k in chosen)
-        tree = jax.tree.structure(given, is_leaf=_is_view)
+        tree = jax.tree.structure(given, is_leaf=is_view)
         # Which leaves of the call are variables, in the order of `given`.
-        sizes = [len(jax.tree.leaves(x, is_leaf=_is_view)) for x in args]
+        sizes = [len(jax.tree.leaves(x, is_leaf=is_view)) for x in args]
         starts = [sum(sizes[:k]) for k in range(len(sizes))]
         places = [starts[k] + j for k in chosen for j in range(sizes[k])]
         _check_distinct(doing, [flat[i] for i in places])
 
         def ref_of(x: Any) -> Any:
-            return x.ref if _is_view(x) else x if is_ref(x) else None
+            return x.ref if is_view(x) else x if is_ref(x) else None
 
         used = [ref_of(flat[i]) for i in places]
         n_refs = len(unique([r for r in used if r is not None]).items)
@@ -86,7 +86,7 @@ class Inputs(NamedTuple):
             ref = ref_of(flat[i])
             if ref is None:
                 return Variable(arrays[i])
-            return Variable(len(arrays) + place[id(ref)], flat[i] if _is_view(flat[i]) else None)
+            return Variable(len(arrays) + place[id(ref)], flat[i] if is_view(flat[i]) else None)
 
         def rebuild(new_refs: Sequence[Any], new_arrays: Sequence[Any]) -> Any:
             def replaced(i: int, x: Any) -> Any:
@@ -162,10 +162,6 @@ def _positions(doing: str, argnums: int | Sequence[int], args: tuple[Any, ...]) 
     if len({*nums}) < len(nums):
         raise RefValueError(f"{doing} with respect to argnums={argnums}: an argument stands twice")
     return nums
-
-
-def _is_view(x: Any) -> bool:
-    return isinstance(x, RefView)
 
 
 def _check_distinct(doing: str, leaves: Sequence[Any]) -> None:

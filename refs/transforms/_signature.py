@@ -11,7 +11,7 @@ import jax
 
 from refs._access import describe
 from refs._tracing import is_ref
-from refs._view import RefView
+from refs._view import RefView, is_view
 from refs.errors import RefTypeError, RefValueError
 
 
@@ -114,10 +114,6 @@ def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:
 
 def per_leaf(prefix: Any, tree: Any) -> tuple[list[Any], list[tuple[RefView, Any]]]:
     """One item of a pytree prefix for each leaf of a tree, and the views in it with theirs."""
-
-    def is_view(x: Any) -> bool:
-        return isinstance(x, RefView)
-
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_view)
     items: list[Any] = []
     of_views: list[tuple[RefView, Any]] = []
@@ -134,8 +130,8 @@ def without_views(where: str, fun: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fun)
     def checked(*args: Any, **kwargs: Any) -> Any:
         result = fun(*args, **kwargs)
-        for x in jax.tree.leaves(result, is_leaf=lambda x: isinstance(x, RefView)):
-            if isinstance(x, RefView):
+        for x in jax.tree.leaves(result, is_leaf=is_view):
+            if is_view(x):
                 raise RefValueError(
                     f"{where} returns a view of {describe(x.ref)}: return its value, `view[...]`, "
                     "or the ref"

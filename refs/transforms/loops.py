@@ -18,7 +18,7 @@ from jax import lax
 
 from refs._access import describe
 from refs._tracing import Call, is_ref
-from refs._view import RefView
+from refs._view import is_view
 from refs.errors import RefTypeError
 from refs.transforms._transaction import in_transaction
 from refs.transforms.vmap import vmap
@@ -61,8 +61,8 @@ def scan(
     Array([40, 50], dtype=int32)
     """
     _check_no_refs("scan", "its carry", init)
-    for x in jax.tree.leaves(xs, is_leaf=lambda x: isinstance(x, RefView)):
-        if isinstance(x, RefView):
+    for x in jax.tree.leaves(xs, is_leaf=is_view):
+        if is_view(x):
             raise RefTypeError(
                 f"scan over a view of {describe(x.ref)}: scan over the ref, or over indices, and "
                 "take the view inside"
