@@ -20,6 +20,7 @@ from refs.transforms.checkpoint import remat as remat
 from refs.transforms.functionalize import functionalize as functionalize
 from refs.transforms.grad import grad as grad
 from refs.transforms.grad import value_and_grad as value_and_grad
+from refs.transforms.in_place import in_place as in_place
 from refs.transforms.jacobian import hessian as hessian
 from refs.transforms.jacobian import jacfwd as jacfwd
 from refs.transforms.jacobian import jacrev as jacrev

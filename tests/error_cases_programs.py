@@ -242,3 +242,15 @@ def a_law_that_does_not_hold(r, i):
         r[0] += next(count)
 
     refs.testing.check_transforms(f)
+
+
+# --- in_place -------------------------------------------------------------------------------------
+
+
+@raises(
+    errors.RefTypeError,
+    "in_place of a function over refs: it takes functions of arrays. `refs.jit` compiles in place "
+    "by itself",
+)
+def in_place_of_a_function_over_refs(r, i):
+    refs.in_place(lambda x: r[0] + x)(1.0)

@@ -13,6 +13,7 @@ from refs._eager import buffer_of, store
 from refs._tracing import Call, adopt, result_of
 from refs.transforms._signature import Static, broadcast_prefix
 from refs.transforms._transaction import Transaction, links_of
+from refs.transforms.in_place import call_in_place
 
 
 class Options(NamedTuple):
@@ -47,7 +48,8 @@ class Entry:
 
     def _compile(self, fun: Callable[..., Any], options: Options, call: Call) -> Any:
         def pure(state: Any, constants: Any, donated: list[Any], kept: list[Any]) -> Any:
-            return self.transaction.run(state, constants, self._join(donated, kept))
+            leaves = self._join(donated, kept)
+            return call_in_place(self.transaction.run, state, constants, leaves)
 
         pure.__name__ = pure.__qualname__ = getattr(fun, "__name__", "function")
         keywords: dict[str, Any] = {}

@@ -19,7 +19,8 @@ class Traced:
 
     Attributes:
       effectful_jaxpr: what the function does, with refs.
-      jaxpr: the pure jaxpr that is compiled: state in, new state first among what comes out.
+      jaxpr: the pure jaxpr that is compiled: state in, new state first among what comes out. In
+        it, the program is one `in_place` equation: it is put in order when it is lowered.
       out_info: the result's shapes and dtypes.
     """
 

@@ -1,0 +1,11 @@
+"""The only door to JAX's private names, and the only place where its versions differ.
+
+Everything that `refs` takes from `jax._src` is imported in this folder under a plain name, and
+every difference between the oldest supported JAX (0.10.2) and the newest is decoded here, so that
+the rest of the library reads one vocabulary. `tests/test_jax.py` checks each name and each decoded
+parameter, and says which one broke.
+"""
+
+from refs._jax.equations import *  # noqa: F403
+from refs._jax.names import *  # noqa: F403
+from refs._jax.parameters import *  # noqa: F403

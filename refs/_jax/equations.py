@@ -1,0 +1,116 @@
+"""Jaxprs and equations: looking into them, making them, evaluating them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import core, source_info_util
+
+from refs._jax.names import ClosedJaxpr, Jaxpr
+
+
+def as_closed(jaxpr: Any) -> Any:
+    """A jaxpr with its constants."""
+    if ClosedJaxpr is Jaxpr or isinstance(jaxpr, ClosedJaxpr):
+        return jaxpr
+    return core.ClosedJaxpr(jaxpr, ())
+
+
+def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
+    """The closed jaxprs among an equation's parameters."""
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, Jaxpr | ClosedJaxpr):
+                yield as_closed(item)
+
+
+def replace_jaxpr(params: dict[str, Any], new: Any, more_outputs: int) -> dict[str, Any]:
+    """The parameters of a one-jaxpr call with that jaxpr replaced by one with more outputs."""
+    [key] = [k for k, v in params.items() if isinstance(v, Jaxpr | ClosedJaxpr)]
+    params = {**params, key: new}
+    if "out_memory_spaces" in params:
+        params["out_memory_spaces"] += (jax.memory.Space.Device,) * more_outputs
+    return params
+
+
+def bind_eqn(eqn: Any, args: Sequence[Any]) -> list[Any]:
+    """Evaluates an equation as it is."""
+    return bind(eqn.primitive, args, eqn.params)
+
+
+def bind(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """Evaluates a primitive, given its parameters as they stand in an equation."""
+    out = primitive.bind(*args, **primitive.get_bind_params(params))
+    return list(out) if primitive.multiple_results else [out]
+
+
+def eval_jaxpr(closed: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    """Evaluates a jaxpr as it is, with other constants than its own."""
+    return core.eval_jaxpr(closed.jaxpr, consts, *args)
+
+
+@contextmanager
+def at_source_of(eqn: Any) -> Iterator[None]:
+    """Restores the user's line, name scope and context managers of an equation."""
+    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with (
+        source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
+        eqn.ctx.manager,
+    ):
+        yield
+
+
+def user_line(eqn: Any) -> str:
+    """`file.py:12` of the user's code that made the equation."""
+    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else "an unknown line"
+
+
+def can_fail(closed: Any) -> bool:
+    """True where running the jaxpr may raise: it calls back into Python, or out of XLA."""
+    return any(
+        "callback" in eqn.primitive.name
+        or eqn.primitive.name in ("debug_print", "ffi_call")
+        or any(can_fail(inner) for inner in jaxprs_in(eqn.params))
+        for eqn in closed.jaxpr.eqns
+    )
+
+
+def strong(x: Any) -> Any:
+    """`x` as an array that is not weakly typed."""
+    x = jax.numpy.asarray(x)
+    weak = getattr(x, "weak_type", False)  # PRNG keys don't say.
+    return jax.lax.convert_element_type(x, x.dtype) if weak else x
+
+
+def commit(x: Any) -> Any:
+    """The same buffer, committed to its device as a ref's must be (the newest JAX checks)."""
+    return x if x.committed else jax.device_put(x, x.sharding)
+
+
+def new_var(aval: Any) -> Any:
+    """A variable of a jaxpr that is put together by hand."""
+    return core.Var(aval)
+
+
+def called_by(eqn: Any, call: Any, name: str) -> Any:
+    """An equation of a call's jaxpr as it stands where the call was."""
+    stack = call.source_info.name_stack.extend(name) + eqn.source_info.name_stack
+    return eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
+
+
+def with_equations(jaxpr: Any, fun: Callable[[Any], Any]) -> Any:
+    """`fun` of a jaxpr, with the constants that it has."""
+    if isinstance(jaxpr, ClosedJaxpr):
+        new = fun(jaxpr.jaxpr)
+        return jaxpr if new is jaxpr.jaxpr else jaxpr.replace(jaxpr=new)
+    return fun(jaxpr)
+
+
+def is_zero_literal(literal: Any) -> bool:
+    return not np.issubdtype(literal.aval.dtype, np.bool_) and bool(literal.val == 0)

@@ -1,0 +1,222 @@
+"""JAX's private names: primitives, types, tracers and traces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax._src import ad_util, compute_on, config, core, custom_derivatives, source_info_util
+from jax._src import xla_metadata as _xla_metadata
+from jax._src.ad_checkpoint import remat_p as remat_p
+from jax._src.array import ArrayImpl as ArrayImpl
+from jax._src.indexing import Slice as Slice
+from jax._src.interpreters import batching, mlir
+from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.interpreters import pxla as _pxla
+from jax._src.lax import lax as _lax
+from jax._src.lax.control_flow.conditionals import cond_p as cond_p
+from jax._src.lax.control_flow.loops import scan_p as scan_p
+from jax._src.lax.control_flow.loops import while_p as while_p
+from jax._src.pjit import jit_p as jit_p
+from jax._src.shard_map import shard_map_p as shard_map_p
+from jax._src.state import primitives as _state
+from jax._src.state.discharge import run_state_p as run_state_p
+from jax._src.state.indexing import NDIndexer as NDIndexer
+from jax._src.state.types import AbstractRef as AbstractRef
+from jax._src.state.types import AccumEffect as AccumEffect
+from jax._src.state.types import ReshapeTransform as ReshapeTransform
+from jax._src.state.types import TransposeTransform as TransposeTransform
+
+# ---------------------------------------------------------------------------------------------
+# Primitives
+
+get_p = _state.get_p
+swap_p = _state.swap_p
+addupdate_p = _state.addupdate_p
+new_ref_p = core.ref_p
+empty_ref_p = core.empty_ref_p
+freeze_p = core.freeze_p
+free_ref_p = core.free_ref_p
+accum_grad_in_ref_p = core.accum_grad_in_ref_p
+custom_jvp_call_p = custom_derivatives.custom_jvp_call_p
+custom_vjp_call_p = custom_derivatives.custom_vjp_call_p
+add_any_p = ad_util.add_any_p
+# Calls whose jaxpr is run as it stands. On the newest JAX these are one primitive.
+inlined_call_primitives = (core.call_p, core.closed_call_p)
+# Calls that carry one jaxpr and some metadata; the oldest JAX doesn't have them all.
+metadata_call_primitives = tuple(
+    getattr(module, name)
+    for module, name in (
+        (_lax, "composite_p"),
+        (compute_on, "compute_on_p"),
+        (_xla_metadata, "xla_metadata_call_p"),
+    )
+    if hasattr(module, name)
+)
+
+
+# ---------------------------------------------------------------------------------------------
+# Types, tracers and traces
+
+Jaxpr = core.Jaxpr
+# The newest JAX has one class for a jaxpr with and without its constants.
+ClosedJaxpr = getattr(core, "ClosedJaxpr", core.Jaxpr)
+Literal = core.Literal
+Tracer = core.Tracer
+NativeRef = core.Ref
+aval_method = core.aval_method
+aval_property = core.aval_property
+typeof = core.typeof
+zeros_like_aval = ad_util.zeros_like_aval
+shaped_abstractify = core.shaped_abstractify
+mapped_aval = core.mapped_aval
+new_ref = core.new_ref
+freeze = core.freeze
+free_ref = core.free_ref
+
+
+def at_top_level() -> bool:
+    """True when nothing is being traced: operations run at once."""
+    return core.trace_ctx.is_top_level()
+
+
+def current_trace() -> Any:
+    return core.trace_ctx.trace
+
+
+def is_jit_disabled() -> bool:
+    return bool(config.disable_jit.value)
+
+
+def trace_context() -> Any:
+    """What a trace depends on besides its arguments: x64, default precision, the mesh …"""
+    return config.trace_context()
+
+
+# The lines that jaxprs and HLO point to are the user's, not ours.
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+source_info_util.register_exclusion(_PACKAGE + os.sep)
+
+
+def var_of(tracer: Any) -> Any:
+    """The jaxpr variable that a tracer of a jaxpr trace stands for, or None."""
+    var = getattr(tracer, "val", None)
+    return var if isinstance(var, core.Var) else None
+
+
+def retype(ref: Any, wrap: Callable[[Any], Any]) -> Any:
+    """Gives a ref that JAX has made in a trace our ref type: `wrap` of the type that it has."""
+    if not isinstance(ref, core.Tracer):
+        ref._aval = wrap(ref._aval)
+        return ref
+    if isinstance(ref, _partial_eval.DynamicJaxprTracer):
+        ref.val.aval = wrap(ref.aval)
+    else:  # Tracers of differentiation and of batching wrap a ref.
+        retype(ref.primal if hasattr(ref, "primal") else ref.val, wrap)
+    ref.aval = wrap(ref.aval)
+    return ref
+
+
+def varying_like(ref: Any, value: Any) -> Any:
+    """`value`, varying over the devices of a `shard_map` as the ref that it is written to does."""
+    # The oldest JAX does this itself when it must.
+    cast = getattr(_state, "_insert_pvary_for_write", None)
+    return value if cast is None else cast(ref, value)
+
+
+def varying_axes(x: Any) -> frozenset[Any]:
+    """The axes of a `shard_map` that a value, what a ref holds or a type says varies over."""
+    aval = x if isinstance(x, core.AbstractValue) else typeof(x)
+    mat = getattr(getattr(aval, "inner_aval", aval), "mat", None)
+    return mat.varying if mat is not None else frozenset()
+
+
+def is_ref_type(aval: Any) -> bool:
+    return isinstance(aval, AbstractRef)
+
+
+def register_ref_type(ref_type: type, wrap: Callable[[Any, Any], Any]) -> None:
+    """Makes `ref_type`, a subclass of AbstractRef, pass wherever JAX looks types up by class.
+
+    `wrap(type, source)` makes one of them of what JAX derives from another, `source`.
+    """
+
+    def wrapping(handler: Callable[..., Any]) -> Callable[..., Any]:
+        def handle(*args: Any) -> Any:
+            [source] = [a for a in args if isinstance(a, ref_type)]
+            return wrap(handler(*args), source)
+
+        return handle
+
+    map_ref, unmap_ref = core.aval_mapping_handlers[AbstractRef]
+    core.aval_mapping_handlers[ref_type] = (wrapping(map_ref), wrapping(unmap_ref))
+    core.shard_aval_handlers[ref_type] = wrapping(core.shard_aval_handlers[AbstractRef])
+    core.unshard_aval_handlers[ref_type] = core.unshard_aval_handlers[AbstractRef]
+    ad_util.aval_zeros_likers[ref_type] = ad_util.aval_zeros_likers[AbstractRef]
+
+
+def register_handle(handle: type, buffers_of: Callable[[Sequence[Any]], list[Any]]) -> None:
+    """Lets JAX's own jit take `handle`s as arguments."""
+
+    def shard_handles(
+        handles: Sequence[Any], shardings: Any, layouts: Any, copy_semantics: Any
+    ) -> Any:
+        return _pxla.shard_args(shardings, layouts, copy_semantics, buffers_of(handles))
+
+    _pxla.shard_arg_handlers[handle] = shard_handles
+
+
+def register_abstract_argument(spec: type, aval_of: Callable[[Any], Any]) -> None:
+    """Lets `jax.make_jaxpr` take `spec`s as arguments of the type `aval_of(spec)`."""
+    core.pytype_aval_mappings[spec] = aval_of
+
+
+def def_effectful_abstract_eval(primitive: Any) -> Callable[..., Any]:
+    """Registers the types of a primitive's outputs, and the effects that it has."""
+    return primitive.def_effectful_abstract_eval
+
+
+def register_batching(primitive: Any, rule: Callable[..., Any]) -> None:
+    """Registers how `jax.vmap` batches a primitive: `rule(axis size, operands, axes, **params)`."""
+
+    def batch(axis_data: Any, args: Any, axes: Any, **params: Any) -> Any:
+        return rule(axis_data.size, args, axes, **params)
+
+    batching.fancy_primitive_batchers[primitive] = batch
+
+
+def register_lowering(primitive: Any, fun: Callable[..., Any]) -> None:
+    """Gives a primitive the meaning of a JAX function, run op by op and compiled."""
+    primitive.def_impl(fun)
+    mlir.register_lowering(primitive, mlir.lower_fun(fun, multiple_results=False))
+
+
+def register_call_batching(primitive: Any) -> None:
+    """Batches a primitive that calls its `jaxpr` by batching that."""
+
+    def batch(axis_data: Any, args: Any, axes: Any, *, jaxpr: Any) -> Any:
+        batched, is_batched = batching.batch_jaxpr_axes(
+            jaxpr, axis_data, axes, [batching.zero_if_mapped] * len(jaxpr.out_avals)
+        )
+        out = primitive.bind(*batched.consts, *args, jaxpr=without_constants(batched))
+        return out, [0 if b else None for b in is_batched]
+
+    batching.fancy_primitive_batchers[primitive] = batch
+
+
+def register_call_lowering(primitive: Any, rewrite: Callable[[Any, bool], Any]) -> None:
+    """Lowers a primitive as a call of its `jaxpr`, rewritten for the platform (is it a CPU?)."""
+
+    def lower(ctx: Any, *args: Any, jaxpr: Any) -> Any:
+        on_cpu = set(ctx.module_context.platforms) == {"cpu"}
+        new = rewrite(jaxpr.jaxpr, on_cpu)
+        closed = jaxpr if new is jaxpr.jaxpr else jaxpr.replace(jaxpr=new)
+        return mlir.core_call_lowering(ctx, *args, name=primitive.name, call_jaxpr=closed)
+
+    mlir.register_lowering(primitive, lower)
+
+
+def without_constants(closed: Any) -> Any:
+    """A closed jaxpr with its constants as its first inputs."""
+    return closed.replace(jaxpr=_partial_eval.convert_constvars_jaxpr(closed.jaxpr), consts=())

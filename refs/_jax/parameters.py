@@ -1,0 +1,126 @@
+"""Parameters of equations whose spelling depends on the version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax._src import ad_util
+
+from refs._jax.equations import as_closed
+from refs._jax.names import zeros_like_aval
+
+
+class ScanParams(NamedTuple):
+    jaxpr: Any
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+    unroll: int
+
+
+def scan_params(params: dict[str, Any]) -> ScanParams:
+    if "ft_in" in params:
+        num_consts, num_carry, _ = (len(part) for part in params["ft_in"].unpack())
+    else:
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+    return ScanParams(
+        as_closed(params["jaxpr"]),
+        num_consts,
+        num_carry,
+        params["length"],
+        params["reverse"],
+        params["unroll"],
+    )
+
+
+class JitParams(NamedTuple):
+    jaxpr: Any
+    name: str
+    inline: Any
+    keep_unused: bool
+    in_shardings: tuple[Any, ...]
+    out_shardings: tuple[Any, ...]
+    compiler_options: dict[str, Any]
+
+
+def jit_params(params: dict[str, Any]) -> JitParams:
+    return JitParams(
+        as_closed(params["jaxpr"]),
+        params["name"],
+        params["inline"],
+        params["keep_unused"],
+        params["in_shardings"],
+        params["out_shardings"],
+        dict(params["compiler_options_kvs"]),
+    )
+
+
+def is_unspecified(sharding: Any) -> bool:
+    return type(sharding).__name__ == "UnspecifiedValue"
+
+
+class JvpRule(NamedTuple):
+    """A user's JVP rule as jaxprs: `trace(zeros) -> (closed jaxpr, which output tangents are 0)`.
+
+    Inputs of the jaxpr are the primals after the first `num_consts`, then the tangents that are
+    not symbolically zero; outputs are the primals, then the tangents not zero.
+    """
+
+    num_consts: int
+    symbolic_zeros: bool
+    trace: Callable[[Sequence[bool]], tuple[Any, Sequence[Any], Sequence[bool]]]
+
+
+def jvp_rule(params: dict[str, Any]) -> JvpRule:
+    return JvpRule(
+        params["num_consts"],
+        params["symbolic_zeros"],
+        lambda zeros: params["jvp_jaxpr_fun"].call_wrapped(*zeros),
+    )
+
+
+class VjpRule(NamedTuple):
+    """A user's VJP rule: `fwd(nonzeros) -> (jaxpr, consts)` and `bwd(residuals, cotangents)`.
+
+    The forward jaxpr takes the primals after the first `num_consts` and returns the residuals that
+    are not inputs, then the primal outputs. `residual_forwards`, to be called after `fwd`, says
+    for each residual which primal it is, or None. `bwd` returns a cotangent, or a symbolic zero
+    (`is_symbolic_zero`), for each primal after the first `num_consts`.
+    """
+
+    num_consts: int
+    symbolic_zeros: bool
+    fwd: Callable[[Sequence[bool]], tuple[Any, Sequence[Any]]]
+    residual_forwards: Callable[[], Sequence[int | None]]
+    bwd: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+
+
+def vjp_rule(params: dict[str, Any]) -> VjpRule:
+    def bwd(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        out = params["bwd"].call_wrapped(*residuals, *cotangents)
+        # The newest JAX returns (cotangents, logs); the logs belong to `f_vjp.with_logs`.
+        return list(out[0] if isinstance(out, tuple) and len(out) == 2 else out)
+
+    return VjpRule(
+        params["num_consts"],
+        params["symbolic_zeros"],
+        lambda nonzeros: params["fwd_jaxpr_thunk"].call_wrapped(*nonzeros),
+        lambda: params["out_trees"]()[2],
+        bwd,
+    )
+
+
+# The oldest JAX's backward pass can't accumulate into a ref where a slice was read.
+can_accumulate_gradients = jax.__version_info__ >= (0, 12)
+
+
+def is_symbolic_zero(x: Any) -> bool:
+    return isinstance(x, ad_util.Zero | ad_util.SymbolicZero)
+
+
+def instantiate(x: Any) -> Any:
+    """The array that a symbolic zero stands for; anything else as it is."""
+    return zeros_like_aval(x.aval) if is_symbolic_zero(x) else x

@@ -1,0 +1,119 @@
+"""A jaxpr while it is rewritten: equations that are replaced, added and put in another order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from refs import _jax
+
+# Equations that change a few cells of their first operand, and are that operand afterwards.
+UPDATES = (
+    lax.dynamic_update_slice_p,
+    lax.scatter_p,
+    lax.scatter_add_p,
+    lax.scatter_mul_p,
+    lax.scatter_min_p,
+    lax.scatter_max_p,
+    lax.scatter_sub_p,
+)
+LOOPS = (_jax.scan_p, _jax.while_p)
+
+# Below this many elements a copy is as cheap as what prevents it.
+SMALLEST = 64
+
+
+class Body:
+    """The equations of a jaxpr, any order in which they can run, and what comes out."""
+
+    def __init__(self, jaxpr: Any):
+        self.jaxpr = jaxpr
+        self.eqns = list(jaxpr.eqns)
+        self.outvars = list(jaxpr.outvars)
+
+    def close(self) -> Any:
+        """The jaxpr, without what nobody needs."""
+        needed = {v for v in self.outvars if is_var(v)}
+        eqns = []
+        for eqn in reversed(self.eqns):
+            if eqn.effects or not needed.isdisjoint(eqn.outvars):
+                needed.update(filter(is_var, eqn.invars))
+                eqns.append(eqn)
+        return self.jaxpr.replace(eqns=eqns[::-1], outvars=self.outvars)
+
+    def producers(self) -> dict[Any, int]:
+        """Which equation makes a variable."""
+        return {v: k for k, eqn in enumerate(self.eqns) for v in eqn.outvars}
+
+    def consumers(self) -> dict[Any, list[int]]:
+        """Which equations take a variable, each once."""
+        found: dict[Any, list[int]] = {}
+        for k, eqn in enumerate(self.eqns):
+            for v in {v for v in eqn.invars if is_var(v)}:
+                found.setdefault(v, []).append(k)
+        return found
+
+
+def is_var(atom: Any) -> bool:
+    return not isinstance(atom, _jax.Literal)
+
+
+def size(atom: Any) -> int:
+    """How many elements a variable has; what isn't an array has none."""
+    n = 1
+    for d in getattr(atom.aval, "shape", (0,)):
+        if not isinstance(d, int):  # a dimension of a shape-polymorphic export
+            return 0
+        n *= d
+    return n
+
+
+def is_buffer(atom: Any) -> bool:
+    """Whether it is worth it not to copy an array."""
+    return is_var(atom) and size(atom) >= SMALLEST
+
+
+def can_pass(atom: Any) -> bool:
+    """Whether a conditional can return zeros instead of an array: not if it is a PRNG key."""
+    return isinstance(getattr(atom.aval, "dtype", None), np.dtype)
+
+
+def substitute(eqn: Any, names: dict[Any, Any]) -> Any:
+    """The equation with other names for its operands."""
+    invars = [names.get(v, v) if is_var(v) else v for v in eqn.invars]
+    return eqn.replace(invars=invars) if invars != eqn.invars else eqn
+
+
+def splice(
+    fun: Callable[..., Any], atoms: Sequence[Any], like: Any, **static: Any
+) -> tuple[list[Any], list[Any]]:
+    """The equations of a function of these atoms, as if they stood where `like` does.
+
+    Returns the equations and what comes out of them. `fun` must be a function of a module, and
+    what else it takes hashable: its equations are kept, for the next atoms of these types.
+    """
+    template = _template(fun, tuple(a.aval for a in atoms), tuple(static.items()))
+    names: dict[Any, Any] = dict(zip(template.invars, atoms, strict=True))
+    eqns = []
+    for eqn in template.eqns:
+        outvars = [_jax.new_var(v.aval) for v in eqn.outvars]
+        names.update(zip(eqn.outvars, outvars, strict=True))
+        invars = [names[v] if is_var(v) else v for v in eqn.invars]
+        eqns.append(
+            eqn.replace(invars=invars, outvars=outvars, source_info=like.source_info, ctx=like.ctx)
+        )
+    return eqns, [names[v] if is_var(v) else v for v in template.outvars]
+
+
+@functools.lru_cache(maxsize=1024)
+def _template(fun: Callable[..., Any], avals: tuple[Any, ...], static: Any) -> Any:
+    types = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
+        for a in avals
+    ]
+    return jax.make_jaxpr(functools.partial(fun, **dict(static)))(*types).jaxpr

@@ -1,0 +1,92 @@
+"""Stage 0: calls are written out where there is something to order in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from refs import _jax
+from refs.inplace._body import UPDATES, Body, is_var, substitute
+
+# What a derivative makes of a read: zeros with something put in.
+_DEPOSITS = (*UPDATES, lax.pad_p)
+
+
+def flatten(jaxpr: Any, known: dict[int, Any]) -> Any:
+    """The jaxpr, and those of its loops and branches, without calls that hide an update.
+
+    Returns the very same jaxpr where nothing in it is ever updated. `known` are the jaxprs seen
+    in this pass: loops and calls often share one.
+    """
+    if id(jaxpr) not in known:
+        known[id(jaxpr)] = jaxpr, _flatten(jaxpr, known) if is_worth_it(jaxpr) else jaxpr
+    return known[id(jaxpr)][1]
+
+
+def is_worth_it(jaxpr: Any) -> bool:
+    """Whether anything in the jaxpr, or in the jaxprs in it, may be updated in place."""
+    return any(
+        eqn.primitive in _DEPOSITS
+        or any(is_worth_it(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _flatten(jaxpr: Any, known: dict[int, Any]) -> Any:
+    body = Body(jaxpr)
+    body.eqns = []
+    names: dict[Any, Any] = {}
+    _append(body, jaxpr.eqns, names, known)
+    body.outvars = [names.get(v, v) if is_var(v) else v for v in body.outvars]
+    return body.close()
+
+
+def _append(body: Body, eqns: Sequence[Any], names: dict[Any, Any], known: dict[int, Any]) -> None:
+    """Adds equations whose variables have other names."""
+    for eqn in eqns:
+        eqn = substitute(eqn, names)
+        called = _called(eqn)
+        if called is None or not is_worth_it(called):
+            eqn = map_jaxprs(eqn, lambda inner: flatten(inner, known))
+            outvars = [_jax.new_var(v.aval) for v in eqn.outvars]
+            body.eqns.append(eqn.replace(outvars=outvars))
+        else:
+            inner = dict(zip(called.invars, eqn.invars, strict=True))
+            name = (
+                f"jit({eqn.params['name']})" if eqn.primitive is _jax.jit_p else str(eqn.primitive)
+            )
+            _append(body, [_jax.called_by(e, eqn, name) for e in called.eqns], inner, known)
+            outvars = [inner[v] if is_var(v) else v for v in called.outvars]
+        names.update(zip(eqn.outvars, outvars, strict=True))
+
+
+def _called(eqn: Any) -> Any:
+    """The jaxpr that an equation stands for, if it is no more than that."""
+    if eqn.primitive is _jax.jit_p:
+        p = _jax.jit_params(eqn.params)
+        shardings = (*p.in_shardings, *p.out_shardings)
+        if p.compiler_options or not all(_jax.is_unspecified(s) for s in shardings):
+            return None
+    elif eqn.primitive not in (
+        *_jax.inlined_call_primitives,
+        _jax.custom_jvp_call_p,
+        _jax.custom_vjp_call_p,
+    ):
+        return None
+    [closed] = _jax.jaxprs_in(eqn.params)
+    return None if closed.consts else closed.jaxpr
+
+
+def map_jaxprs(eqn: Any, fun: Any) -> Any:
+    """The equation with `fun` of each jaxpr of its loop or branches."""
+    if eqn.primitive not in (_jax.scan_p, _jax.while_p, _jax.cond_p, _jax.remat_p):
+        return eqn
+    params = dict(eqn.params)
+    for key, value in params.items():
+        if isinstance(value, tuple) and any(True for _ in _jax.jaxprs_in({key: value})):
+            params[key] = tuple(_jax.with_equations(j, fun) for j in value)
+        elif any(True for _ in _jax.jaxprs_in({key: value})):
+            params[key] = _jax.with_equations(value, fun)
+    return eqn.replace(params=params)

@@ -1,0 +1,49 @@
+"""A pure program that is to be compiled in place: what the pass is applied to, when it is lowered.
+
+As a primitive of its own the program keeps what transformations of JAX must see, custom derivatives
+above all, until there is nothing left to transform.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad
+
+from refs import _jax
+from refs.inplace._rewrite import rewrite
+
+in_place_p = Primitive("in_place")
+in_place_p.multiple_results = True
+
+
+def run_in_place(closed: Any, args: Sequence[Any]) -> list[Any]:
+    """What a jaxpr returns, run in place when it is compiled."""
+    return in_place_p.bind(*closed.consts, *args, jaxpr=_jax.without_constants(closed))
+
+
+@_jax.def_effectful_abstract_eval(in_place_p)
+def _abstract_eval(*_: Any, jaxpr: Any) -> tuple[list[Any], Any]:
+    return jaxpr.out_avals, jaxpr.effects
+
+
+@in_place_p.def_impl
+def _evaluate(*args: Any, jaxpr: Any) -> list[Any]:
+    """Outside `jax.jit` a program runs operation by operation, and there is nothing to order."""
+    return _jax.eval_jaxpr(jaxpr, jaxpr.consts, args)
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Any) -> Any:
+    """The derivative is a program of its own: put `in_place` around that."""
+
+    fun = functools.partial(_evaluate, jaxpr=jaxpr)
+    return jax.jvp(fun, tuple(primals), tuple(map(_jax.instantiate, tangents)))
+
+
+ad.primitive_jvps[in_place_p] = _jvp
+_jax.register_call_batching(in_place_p)
+_jax.register_call_lowering(in_place_p, rewrite)

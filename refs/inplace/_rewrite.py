@@ -1,0 +1,36 @@
+"""The pass: a pure jaxpr into one that XLA runs in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from refs.inplace._accumulate import accumulate
+from refs.inplace._branches import split_branches
+from refs.inplace._flatten import flatten, is_worth_it, map_jaxprs
+from refs.inplace._order import order
+
+
+def rewrite(jaxpr: Any, on_cpu: bool = True) -> Any:
+    """The jaxpr, so ordered that XLA updates in place what it updates.
+
+    Args:
+      jaxpr: a jaxpr without refs; its constants are as they are.
+      on_cpu: whether it is compiled for a CPU, where fences are conditionals.
+
+    Returns:
+      A jaxpr of the same values, but for the order in which floats are summed into a buffer; the
+      very same one if it updates nothing.
+    """
+    return _rewrite(flatten(jaxpr, {}), on_cpu, {})
+
+
+def _rewrite(jaxpr: Any, on_cpu: bool, known: dict[int, Any]) -> Any:
+    if not is_worth_it(jaxpr):
+        return jaxpr
+    if id(jaxpr) not in known:
+        body = accumulate(jaxpr)
+        body.eqns = [map_jaxprs(e, lambda j: _rewrite(j, on_cpu, known)) for e in body.eqns]
+        if on_cpu:
+            split_branches(body)
+        known[id(jaxpr)] = jaxpr, order(body, on_cpu).close()
+    return known[id(jaxpr)][1]

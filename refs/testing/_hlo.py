@@ -1,0 +1,114 @@
+"""Reading optimized HLO: what is copied, where, and on whose behalf."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{$")
+_INSTRUCTION = re.compile(
+    r"^  (?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<type>\(.*?\)|\S+) (?P<op>[\w\-]+)\((?P<rest>.*)$"
+)
+_ARRAY = re.compile(r"^(\w+)\[([\d,]*)\]")
+_CALLED = re.compile(
+    r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
+)
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_STACK_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_SOURCE = re.compile(r'source_file="([^"]*)"(?: source_line=(\d+))?')
+
+
+class Instruction(NamedTuple):
+    """One instruction: `dtype` and `shape` are those of an array, None and () of a tuple."""
+
+    name: str
+    op: str
+    dtype: str | None
+    shape: tuple[int, ...]
+    rest: str
+
+    @property
+    def size(self) -> int:
+        n = 1
+        for d in self.shape:
+            n *= d
+        return n if self.dtype else 0
+
+    def called(self) -> list[str]:
+        """The computations that it runs."""
+        found = _CALLED.findall(self.rest)
+        for names in _BRANCHES.findall(self.rest):
+            found += [name.strip().lstrip("%") for name in names.split(",")]
+        return found
+
+
+class Module(NamedTuple):
+    """An optimized HLO module, as far as copies go.
+
+    Attributes:
+      computations: name -> instructions.
+      in_loops: the computations that loops run, again and again.
+      aliases: how many outputs have the memory of an input.
+    """
+
+    computations: dict[str, list[Instruction]]
+    in_loops: set[str]
+    aliases: int
+    text: str
+
+    @staticmethod
+    def parse(text: str) -> Module:
+        computations: dict[str, list[Instruction]] = {}
+        current: list[Instruction] = []
+        for line in text.splitlines():
+            if match := _INSTRUCTION.match(line):
+                dtype, shape = None, ()
+                if array := _ARRAY.match(match["type"]):
+                    dtype = array[1]
+                    shape = tuple(int(d) for d in array[2].split(",") if d)
+                current.append(Instruction(match["name"], match["op"], dtype, shape, match["rest"]))
+            elif match := _COMPUTATION.match(line):
+                current = computations[match[1]] = []
+        looped = [
+            name
+            for instructions in computations.values()
+            for i in instructions
+            if i.op == "while"
+            for name in i.called()
+        ]
+        in_loops: set[str] = set()
+        while looped:
+            name = looped.pop()
+            if name not in in_loops:
+                in_loops.add(name)
+                looped += [c for i in computations.get(name, ()) for c in i.called()]
+        header = text.split("\n", 1)[0]
+        return Module(computations, in_loops, len(re.findall(r"(?:may|must)-alias", header)), text)
+
+    def copies(self, smallest: int) -> Iterator[tuple[Instruction, bool]]:
+        """The copies of arrays of at least so many elements, and whether each is in a loop."""
+        for name, instructions in self.computations.items():
+            for i in instructions:
+                if i.op in ("copy", "copy-start") and i.size >= smallest:
+                    yield i, name in self.in_loops
+
+    def line_of(self, instruction: Instruction) -> str | None:
+        """`file.py:12` of the code that an instruction comes from, if the module says."""
+        if match := _SOURCE.search(instruction.rest):
+            return f"{match[1].rsplit('/', 1)[-1]}:{match[2] or '?'}"
+        if match := _STACK_FRAME.search(instruction.rest):
+            return self._frame(int(match[1]))
+        return None
+
+    def _frame(self, number: int) -> str | None:
+        frame = re.search(rf"^{number} \{{file_location_id=(\d+)", self._table("StackFrames"), re.M)
+        place = frame and re.search(
+            rf"^{frame[1]} \{{file_name_id=(\d+).*? line=(\d+)", self._table("FileLocations"), re.M
+        )
+        file = place and re.search(rf'^{place[1]} "(.*)"', self._table("FileNames"), re.M)
+        return f"{file[1].rsplit('/', 1)[-1]}:{place[2]}" if file and place else None
+
+    def _table(self, title: str) -> str:
+        match = re.search(rf"^{title}\n(.*?)\n\n", self.text, re.M | re.S)
+        return match[1] if match else ""

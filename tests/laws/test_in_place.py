@@ -1,0 +1,96 @@
+"""The in-place pass changes no value: of programs, of their derivatives, of their lanes.
+
+What the pass makes is run equation by equation, so that nothing which XLA does can hide what it
+did. Arrays of the generated programs are tiny: here the pass takes even those for worth it.
+"""
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+import refs
+from refs import _jax
+from refs.inplace import _body, rewrite
+from tests.laws import ways
+from tests.strategies import programs
+
+
+@pytest.fixture(autouse=True, scope="module")
+def every_array_is_large():
+    smallest, _body.SMALLEST = _body.SMALLEST, 2
+    yield
+    _body.SMALLEST = smallest
+
+
+@ways.fewer(2)
+@given(programs())
+def test_programs(program):
+    for pure, args in pure_functions(program):
+        check(pure, args)
+
+
+@ways.fewer(4)
+@given(programs())
+def test_derivatives(program):
+    for pure, args in pure_functions(program):
+        check(lambda *args: pullback(pure, args), args)  # noqa: B023
+
+
+@ways.fewer(4)
+@given(programs())
+def test_lanes(program):
+    for pure, args in pure_functions(program):
+        two = [jnp.stack([x, x[::-1] if x.ndim else x]) for x in args]
+        check(jax.vmap(pure), two)
+        check(lambda *args: pullback(jax.vmap(pure), args), two)  # noqa: B023
+
+
+def pure_functions(program):
+    """The program as a function of all state and arguments, and what they are: or no function."""
+    found = []
+
+    def call(fun, *args):
+        jaxpr = refs.make_jaxpr(lambda: fun(*args))()
+        pure = refs.discharge(jaxpr)
+        state = [x[...] for x in jaxpr.consts if isinstance(x, refs.Ref)]
+        found.append((jax.extend.core.jaxpr_as_fun(pure), state))
+        return []
+
+    ways.run(program, ways.modules(), call)
+    return found[:1]
+
+
+def pullback(pure, args):
+    """The gradient of all that comes out, by all that is smooth of what goes in."""
+    smooth = [k for k, x in enumerate(args) if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+    def total(*chosen):
+        full = list(args)
+        for k, x in zip(smooth, chosen, strict=True):
+            full[k] = x
+        inexact = [y for y in pure(*full) if jnp.issubdtype(y.dtype, jnp.inexact)]
+        return sum((jnp.sum(y * y).real for y in inexact), jnp.float32(0))
+
+    return jax.vjp(total, *(args[k] for k in smooth))[1](jnp.float32(1))
+
+
+def check(fun, args):
+    try:
+        closed = jax.make_jaxpr(fun)(*args)
+    except (ValueError, TypeError, NotImplementedError):
+        return  # JAX has no reverse derivative of a while loop.
+    new = rewrite(closed.jaxpr)
+    assert fences(rewrite(new)) == fences(new)  # A second pass puts up no more of them.
+    want, got = (jax.core.eval_jaxpr(j, closed.consts, *args) for j in (closed.jaxpr, new))
+    for x, y in zip(want, got, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def fences(jaxpr):
+    """How many equations in a jaxpr may be fences, those of the jaxprs in it included."""
+    inner = (inner.jaxpr for eqn in jaxpr.eqns for inner in _jax.jaxprs_in(eqn.params))
+    own = sum(eqn.primitive.name in ("cond", "optimization_barrier") for eqn in jaxpr.eqns)
+    return own + sum(map(fences, inner))
