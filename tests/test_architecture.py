@@ -34,7 +34,7 @@ LAYERS = [
     ["inplace._body"],
     ["inplace._fence"],
     ["inplace._flatten"],
-    ["inplace._accumulate", "inplace._branches"],
+    ["inplace._accumulate", "inplace._branches", "inplace._gathers"],
     ["inplace._order"],
     ["inplace._rewrite"],
     ["inplace._primitive"],

@@ -58,6 +58,14 @@ class Body:
                 found.setdefault(v, []).append(k)
         return found
 
+    def constants(self) -> set[Any]:
+        """The variables that XLA computes before the program runs."""
+        found: set[Any] = set()
+        for eqn in self.eqns:
+            if all(not is_var(v) or v in found for v in eqn.invars) and not eqn.effects:
+                found.update(eqn.outvars)
+        return found
+
 
 def is_var(atom: Any) -> bool:
     return not isinstance(atom, _jax.Literal)

@@ -47,7 +47,7 @@ def _buffers(eqn: Any) -> dict[int, int]:
     for o, out in enumerate(eqn.outvars):
         roots = {_root(body, body.outvars[o]) for body in bodies}
         if is_buffer(out) and len(roots) == 1 and None not in roots:
-            [buffers[o]] = roots
+            [buffers[o]] = roots  # type: ignore[assignment]
     changing = sum(
         any(b.outvars[o] is not b.jaxpr.invars[k] for o, k in buffers.items()) for b in bodies
     )

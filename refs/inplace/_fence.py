@@ -54,9 +54,9 @@ def fenced(
     operands = [v for v in _index_first(eqn) if is_var(v) and v is not buffer and can_pass(v)]
     if not is_update:
         operands = [v for v in operands if 2 * size(v) <= size(buffer)]
-    candidates = [v for v in (*operands, *passing) if _can_tell(v) and v not in constant]
+    candidates = [v for v in (*operands, *passing) if can_tell(v) and v not in constant]
     tokens = list(seen) or candidates[:1]
-    can_fence = tokens and all(map(_can_tell, tokens)) and all(map(can_pass, passing))
+    can_fence = tokens and all(map(can_tell, tokens)) and all(map(can_pass, passing))
     if not can_fence and not passing and not seen:
         return Fenced([eqn], {})
     if not on_cpu or not can_fence:
@@ -100,7 +100,7 @@ def _update(
     """The result of an update, and the values that pass."""
     operands, passing = atoms[n_tokens : n_tokens + n_operands], atoms[n_tokens + n_operands :]
     return lax.cond(
-        _always(atoms[:n_tokens]),
+        always(atoms[:n_tokens]),
         lambda operands, passing: (primitive.bind(*operands, **dict(params)), *passing),
         lambda operands, passing: (operands[0], *map(jnp.zeros_like, passing)),
         operands,
@@ -111,7 +111,7 @@ def _update(
 def _conditional(*atoms: Any, n_tokens: int) -> Any:
     """The values that pass."""
     return lax.cond(
-        _always(atoms[:n_tokens]),
+        always(atoms[:n_tokens]),
         lambda passing: passing,
         lambda passing: tuple(map(jnp.zeros_like, passing)),
         atoms[n_tokens:],
@@ -122,7 +122,7 @@ def _barriered(*passing: Any) -> Any:
     return lax.optimization_barrier(passing)
 
 
-def _always(tokens: Sequence[Any]) -> Any:
+def always(tokens: Sequence[Any]) -> Any:
     """True, as soon as the tokens are there."""
     always = None
     for token in tokens:
@@ -143,6 +143,6 @@ def _bits(x: Any) -> Any:
     return x
 
 
-def _can_tell(atom: Any) -> bool:
+def can_tell(atom: Any) -> bool:
     """Whether a conditional can be made to depend on an array like this."""
     return str(atom.aval.dtype) in _TELLING and 0 not in atom.aval.shape

@@ -1,4 +1,4 @@
-"""Stage 3: whoever reads a buffer does so before it is updated.
+"""Stage 4: whoever reads a buffer does so before it is updated.
 
 For each buffer the last of its updates is the one that can be in place: from then on the old value
 must be dead. So its readers are put first, and a fence (see `_fence`) keeps XLA from repeating
@@ -68,10 +68,7 @@ class _Schedule:
         self.read: dict[Any, list[Any]] = {v: [] for v in self.update_of}
         self.read_from: dict[Any, list[Any]] = {}
         self.stopped_by: dict[int, int] = {}
-        self.constant = set[Any]()
-        for eqn in self.eqns:
-            if all(not is_var(v) or v in self.constant for v in eqn.invars) and not eqn.effects:
-                self.constant.update(eqn.outvars)
+        self.constants = body.constants()
 
     def _needs(self, k: int) -> Iterator[int]:
         """The equations that must come before another: effects keep their order."""
@@ -168,7 +165,7 @@ class _Schedule:
                     self.now(buffer),
                     [self.now(v) for v in passing],
                     [self.now(v) for v in seen],
-                    self.constant,
+                    self.constants,
                     self.on_cpu,
                 )
                 self.passed.update(fence.names)

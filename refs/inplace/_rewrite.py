@@ -7,6 +7,7 @@ from typing import Any
 from refs.inplace._accumulate import accumulate
 from refs.inplace._branches import split_branches
 from refs.inplace._flatten import flatten, is_worth_it, map_jaxprs
+from refs.inplace._gathers import slice_small_gathers
 from refs.inplace._order import order
 
 
@@ -32,5 +33,6 @@ def _rewrite(jaxpr: Any, on_cpu: bool, known: dict[int, Any]) -> Any:
         body.eqns = [map_jaxprs(e, lambda j: _rewrite(j, on_cpu, known)) for e in body.eqns]
         if on_cpu:
             split_branches(body)
+            slice_small_gathers(body)
         known[id(jaxpr)] = jaxpr, order(body, on_cpu).close()
     return known[id(jaxpr)][1]
