@@ -254,3 +254,35 @@ def a_law_that_does_not_hold(r, i):
 )
 def in_place_of_a_function_over_refs(r, i):
     refs.in_place(lambda x: r[0] + x)(1.0)
+
+
+# --- assert_in_place ------------------------------------------------------------------------------
+
+
+@raises(
+    errors.RefValueError,
+    "assert_in_place of reading, which updates nothing: it writes no ref, and what it doesn't "
+    "donate can't be updated",
+)
+def nothing_to_be_in_place(r, i):
+    def reading():
+        return r[0]
+
+    refs.testing.assert_in_place(reading)
+
+
+@raises(
+    AssertionError,
+    "keeping is not in place: it copies 1,000 elements of float32, as many as ref `q` (created at "
+    "FILE:N) has, 2 times a call, for FILE:N. A value that is used again after it has been "
+    "overwritten has to be copied: use it before, or read the ref again",
+)
+def second_use_of_the_old_value(r, i):
+    q = refs.new_ref(jnp.ones(1000), name="q")
+
+    def keeping():
+        old = q[...]
+        q[0] = 1.0
+        return old
+
+    refs.testing.assert_in_place(keeping)

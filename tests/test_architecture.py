@@ -28,7 +28,7 @@ LAYERS = [
     ["discharge._registry", "discharge._transforms", "discharge._cells"],
     ["discharge._lanes"],
     ["discharge._interpreter"],
-    ["discharge._program", "discharge._custom"],
+    ["discharge._program", "discharge._custom", "discharge._kept"],
     ["discharge._pure", "discharge.*"],
     ["discharge"],
     ["inplace._body"],
@@ -47,7 +47,7 @@ LAYERS = [
     ["transforms.jacobian", "transforms.loops"],
     ["extend", "testing._case"],
     ["testing._derivatives", "testing._hlo"],
-    ["testing.transforms"],
+    ["testing.transforms", "testing.in_place"],
     ["testing"],
     [""],  # refs/__init__.py
 ]

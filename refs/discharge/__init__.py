@@ -1,6 +1,7 @@
 """Discharge: from effectful jaxprs to pure ones, one rule for each primitive."""
 
 from refs.discharge import calls as calls
+from refs.discharge import checkpoint as checkpoint
 from refs.discharge import cond as cond
 from refs.discharge import custom_jvp as custom_jvp
 from refs.discharge import custom_vjp as custom_vjp

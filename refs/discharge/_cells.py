@@ -14,10 +14,13 @@ class Cell:
     """The current value of a ref during an interpretation.
 
     `target` is the ref itself, where the backward pass will find it. `adds_only` says that lanes
-    share the ref, and the value is what has been added to it.
+    share the ref, and the value is what has been added to it; `changes`, that the body under way
+    or a loop around it changes it.
     """
 
-    __slots__ = ("_value", "adds_only", "ended", "made_here", "origin", "sealed", "target")
+    __slots__ = (
+        *("_value", "adds_only", "changes", "ended", "made_here", "origin", "sealed", "target"),
+    )
 
     def __init__(
         self, value: Any, origin: Any = None, sealed: str | None = None, target: Any = None
@@ -29,6 +32,7 @@ class Cell:
         self.target = target
         self.made_here = False
         self.adds_only = False
+        self.changes = False
 
     def describe(self) -> str:
         return self.origin.describe() if self.origin is not None else "a ref"
@@ -70,6 +74,7 @@ class Row(Cell):
         super().__init__(None, whole.origin)
         self.whole, self.index = whole, index
         self.adds_only = whole.adds_only
+        self.changes = whole.changes
 
     def read(self) -> Any:
         return lax.dynamic_index_in_dim(

@@ -37,6 +37,7 @@ class Context:
     Attributes:
       cells: the cell of each concrete ref, by the ref's id.
       differentiated: whether what comes of it may be differentiated.
+      keeps_reads: whether what is read from refs is stored for the backward pass, of all else.
       lanes: in the lanes of `refs.vmap`, what is known of them.
     """
 
@@ -49,6 +50,7 @@ class Context:
     ):
         self._outer = outer
         self.differentiated = differentiated if outer is None else outer.differentiated
+        self.keeps_reads = outer is not None and outer.keeps_reads
         self.lanes = lanes
         self._inner_of = inner_of or {}
         self._frames: list[Frame] = []
@@ -296,10 +298,7 @@ class Scope:
         self, closed: Any, args: Sequence[Any], state: Sequence[Any], constants: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
         """Runs one of the jaxprs on inner arrays and outer cells: (outputs, new state)."""
-        inside = self.enter(state, constants)
-        out = inside.ctx.eval(closed, inside.args(args))
-        _check_no_ref_returned(out)
-        return out, inside.state
+        return self.enter(state, constants).run(closed, args)
 
 
 class Inside:
@@ -322,6 +321,7 @@ class Inside:
         def inner(outer: Cell, value: Any, sealed: str | None = None) -> Cell:
             cell = Cell(value, outer.origin, sealed, outer.target)
             cell.adds_only = outer.adds_only
+            cell.changes = outer.changes or sealed is None
             return cell
 
         self._written = [inner(c, v) for c, v in zip(scope.written, state, strict=True)]
@@ -357,6 +357,12 @@ class Inside:
         if isinstance(outer, Row) and id(outer) not in self._inner_of:
             return Row(self.cell(outer.whole), outer.index)
         return self._inner_of[id(outer)]
+
+    def run(self, closed: Any, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Runs a jaxpr on inner arrays and outer cells: (outputs, new state)."""
+        out = self.ctx.eval(closed, self.args(args))
+        _check_no_ref_returned(out)
+        return out, self.state
 
     def args(self, args: Sequence[Any]) -> list[Any]:
         """Arguments with outer cells replaced by those inside."""

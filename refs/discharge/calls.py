@@ -1,4 +1,4 @@
-"""Rules of the primitives that run one jaxpr once."""
+"""Rules of the primitives that run one jaxpr once; that of `checkpoint` has a file of its own."""
 
 from __future__ import annotations
 
@@ -38,22 +38,6 @@ def discharge_jit(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
         len(scope.constants),  # those that are only read, and flags
     )
     called = ctx.memoised(key, params.jaxpr, make) if scope.portable else make()
-    return scope.call(called, args)
-
-
-@register(_jax.remat_p)
-def discharge_checkpoint(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
-    [closed] = _jax.jaxprs_in(eqn.params)
-    scope = ctx.scope((closed, args))
-    prevent_cse: Any = eqn.params["prevent_cse"]
-    if isinstance(prevent_cse, tuple):  # One flag for each operand.
-        flags = [f for f, a in zip(prevent_cse, args, strict=True) if not isinstance(a, Cell)]
-        prevent_cse = (flags, True, True)
-    called = jax.checkpoint(
-        scope.function(closed, args),
-        prevent_cse=prevent_cse,
-        policy=eqn.params["policy"],
-    )
     return scope.call(called, args)
 
 

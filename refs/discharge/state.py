@@ -13,6 +13,7 @@ from refs._values import zeros_of
 from refs.discharge import _transforms
 from refs.discharge._cells import Cell
 from refs.discharge._interpreter import Context
+from refs.discharge._kept import kept
 from refs.discharge._lanes import Sum
 from refs.discharge._registry import register
 
@@ -23,7 +24,8 @@ def discharge_get(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     if isinstance(cell, Sum):
         [out] = eqn.outvars
         return [zeros_of(out.aval)]
-    return [_transforms.read(cell.read(), jax.tree.unflatten(eqn.params["tree"], leaves))]
+    value = _transforms.read(cell.read(), jax.tree.unflatten(eqn.params["tree"], leaves))
+    return [kept(ctx, cell, value)]
 
 
 @register(_jax.swap_p)
@@ -37,7 +39,7 @@ def discharge_swap(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     before = cell.read()
     is_masked = ctx.lanes is not None and ctx.lanes.mask is not None
     is_read = is_masked or ctx.is_used(eqn.outvars[0])
-    old = _transforms.read(before, transforms) if is_read else None
+    old = kept(ctx, cell, _transforms.read(before, transforms)) if is_read else None
     if ctx.lanes is not None:
         value = ctx.lanes.select(value, old)
     cell.write(_transforms.write(before, transforms, value))

@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 from jax import lax
 
 from refs import _jax
-from refs.inplace._body import Body, is_var, splice, substitute
-
-_ADDS = (lax.add_p, _jax.add_any_p)
+from refs.inplace._body import ADDS, Body, is_var, splice, substitute
 
 
 def accumulate(jaxpr: Any) -> Body:
@@ -48,7 +46,7 @@ class _Sums:
     def rewrite(self) -> bool:
         """Rewrites what sums it can; whether there was one."""
         for k in range(len(self.body.eqns) - 1, -1, -1):
-            if self.body.eqns[k].primitive in _ADDS and k not in self.absorbed:
+            if self.body.eqns[k].primitive in ADDS and k not in self.absorbed:
                 self._rewrite_sum(k)
         if self.new:
             eqns = [e for k, eqn in enumerate(self.body.eqns) for e in self.new.get(k, [eqn])]
@@ -92,7 +90,7 @@ class _Sums:
                 return None
             k = self.made_by[v]
             eqn = self.body.eqns[k]
-            if eqn.primitive in _ADDS and k not in self.new:
+            if eqn.primitive in ADDS and k not in self.new:
                 sums.add(k)
                 waiting += eqn.invars
             elif self._starts_from_zeros(k, output := list(eqn.outvars).index(v)):
@@ -206,7 +204,7 @@ def _only_adds(jaxpr: Any, carried: int, output: int) -> bool:
         if uses.get(v) != 1:
             return False
         eqn = body.eqns[consumers[v][0]]
-        is_sum = eqn.primitive in _ADDS
+        is_sum = eqn.primitive in ADDS
         if not is_sum and not (eqn.primitive is lax.scatter_add_p and eqn.invars[0] is v):
             return False
         [v] = eqn.outvars

@@ -22,6 +22,7 @@ UPDATES = (
     lax.scatter_max_p,
     lax.scatter_sub_p,
 )
+ADDS = (lax.add_p, _jax.add_any_p)
 LOOPS = (_jax.scan_p, _jax.while_p)
 
 # Below this many elements a copy is as cheap as what prevents it.

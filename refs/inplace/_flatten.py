@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax import lax
+from jax.extend.core import Primitive
 
 from refs import _jax
-from refs.inplace._body import UPDATES, Body, is_var, substitute
+from refs.inplace._body import ADDS, LOOPS, UPDATES, Body, is_buffer, is_var, splice, substitute
 
 # What a derivative makes of a read: zeros with something put in.
 _DEPOSITS = (*UPDATES, lax.pad_p)
+_READS = (lax.dynamic_slice_p, lax.gather_p, lax.slice_p)
+
+# What `_primitive` is about: a program that is to be compiled in place.
+in_place_p = Primitive("in_place")
 
 
 def flatten(jaxpr: Any, known: dict[int, Any]) -> Any:
@@ -53,10 +58,11 @@ def _append(body: Body, eqns: Sequence[Any], names: dict[Any, Any], known: dict[
             outvars = [_jax.new_var(v.aval) for v in eqn.outvars]
             body.eqns.append(eqn.replace(outvars=outvars))
         else:
-            inner = dict(zip(called.invars, eqn.invars, strict=True))
-            name = (
-                f"jit({eqn.params['name']})" if eqn.primitive is _jax.jit_p else str(eqn.primitive)
-            )
+            operands = _behind_barrier(eqn, called, body)
+            inner = dict(zip(called.invars, operands, strict=True))
+            name = eqn.primitive.name
+            if "name" in eqn.params:
+                name += f"({eqn.params['name']})"
             _append(body, [_jax.called_by(e, eqn, name) for e in called.eqns], inner, known)
             outvars = [inner[v] if is_var(v) else v for v in called.outvars]
         names.update(zip(eqn.outvars, outvars, strict=True))
@@ -73,15 +79,58 @@ def _called(eqn: Any) -> Any:
         *_jax.inlined_call_primitives,
         _jax.custom_jvp_call_p,
         _jax.custom_vjp_call_p,
+        _jax.remat_p,
+        in_place_p,
     ):
         return None
     [closed] = _jax.jaxprs_in(eqn.params)
     return None if closed.consts else closed.jaxpr
 
 
+def _behind_barrier(eqn: Any, called: Any, body: Body) -> list[Any]:
+    """The operands of a call, behind a barrier if it is there to be computed a second time.
+
+    That is how JAX lowers `checkpoint`, so that XLA doesn't find that it was all computed before.
+    But what the call only adds to or puts something into, a cotangent, has nothing to hide.
+    """
+    operands = list(eqn.invars)
+    prevent_cse = eqn.params.get("prevent_cse", False)
+    if not prevent_cse or not eqn.params.get("differentiated"):
+        return operands
+    if isinstance(prevent_cse, bool):
+        prevent_cse = [prevent_cse] * len(operands)
+    onto = _put_onto(called)
+    hidden = [
+        k
+        for k, (v, flag) in enumerate(zip(called.invars, prevent_cse, strict=True))
+        if flag and v not in onto and is_var(operands[k])
+    ]
+    if hidden:
+        eqns, out = splice(_barrier, [operands[k] for k in hidden], eqn)
+        body.eqns += eqns
+        for k, v in zip(hidden, out, strict=True):
+            operands[k] = v
+    return operands
+
+
+def _barrier(*operands: Any) -> Any:
+    return lax.optimization_barrier(operands)
+
+
+def _put_onto(jaxpr: Any) -> set[Any]:
+    """The inputs of a jaxpr that are only read in part, added to, and updated."""
+    found = {v for v in jaxpr.invars if is_buffer(v)}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive in (*UPDATES, *_READS):
+            found.difference_update(filter(is_var, eqn.invars[1:]))
+        elif eqn.primitive not in ADDS:
+            found.difference_update(filter(is_var, eqn.invars))
+    return found
+
+
 def map_jaxprs(eqn: Any, fun: Any) -> Any:
     """The equation with `fun` of each jaxpr of its loop or branches."""
-    if eqn.primitive not in (_jax.scan_p, _jax.while_p, _jax.cond_p, _jax.remat_p):
+    if eqn.primitive not in (*LOOPS, _jax.cond_p):
         return eqn
     params = dict(eqn.params)
     for key, value in params.items():

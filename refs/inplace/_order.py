@@ -22,15 +22,9 @@ from refs.inplace._fence import fenced
 
 # What XLA computes once, however cheap: a value of its own, in memory of its own.
 _COMPUTED_ONCE = (
-    "reduce",
-    "arg",
-    "cum",
-    "scatter",
-    "sort",
-    "top_k",
-    "dot_general",
-    "conv_general",
-    "optimization_barrier",
+    *("arg", "cum", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod"),
+    *("reduce_sum", "reduce_window", "reduce_xor", "scatter", "sort", "top_k", "dot_general"),
+    *("conv_general", "optimization_barrier"),
 )
 
 
@@ -227,16 +221,18 @@ class _Schedule:
         )
 
     def _is_read_back(self, eqn: Any) -> bool:
-        """Whether XLA may repeat an update where its result is read."""
+        """Whether the result of an update is read by what XLA may put the update into.
+
+        XLA may repeat the update there, or find that what is read is what has been written, and
+        repeat how that came about.
+        """
         if eqn.primitive not in UPDATES or not self.on_cpu:
             return False
         [out] = eqn.outvars
-        readers = [
-            j
+        return any(
+            self.update_of.get(out) != j and not _has_jaxprs(self.eqns[j])
             for j in self.taken_by.get(out, ())
-            if self.update_of.get(out) != j and not _has_jaxprs(self.eqns[j])
-        ]
-        return bool(readers) and (out in self.update_of or len(readers) > 1)
+        )
 
     def _is_needed_after(self, v: Any, k: int) -> bool:
         return v in self.returned or any(

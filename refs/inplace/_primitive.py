@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 from refs import _jax
+from refs.inplace._flatten import in_place_p
 from refs.inplace._rewrite import rewrite
 
-in_place_p = Primitive("in_place")
 in_place_p.multiple_results = True
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{$")
@@ -30,10 +31,7 @@ class Instruction(NamedTuple):
 
     @property
     def size(self) -> int:
-        n = 1
-        for d in self.shape:
-            n *= d
-        return n if self.dtype else 0
+        return math.prod(self.shape) if self.dtype else 0
 
     def called(self) -> list[str]:
         """The computations that it runs."""
@@ -43,19 +41,27 @@ class Instruction(NamedTuple):
         return found
 
 
+class Copy(NamedTuple):
+    """A copy of a whole array: how often it is made, and the line of the user's that it is for."""
+
+    dtype: str
+    size: int
+    in_loop: bool
+    line: str | None
+
+
 class Module(NamedTuple):
     """An optimized HLO module, as far as copies go.
 
     Attributes:
+      text: the module, printed.
       computations: name -> instructions.
       in_loops: the computations that loops run, again and again.
-      aliases: how many outputs have the memory of an input.
     """
 
+    text: str
     computations: dict[str, list[Instruction]]
     in_loops: set[str]
-    aliases: int
-    text: str
 
     @staticmethod
     def parse(text: str) -> Module:
@@ -63,11 +69,13 @@ class Module(NamedTuple):
         current: list[Instruction] = []
         for line in text.splitlines():
             if match := _INSTRUCTION.match(line):
-                dtype, shape = None, ()
-                if array := _ARRAY.match(match["type"]):
-                    dtype = array[1]
-                    shape = tuple(int(d) for d in array[2].split(",") if d)
-                current.append(Instruction(match["name"], match["op"], dtype, shape, match["rest"]))
+                array = _ARRAY.match(match["type"])
+                shape = tuple(int(d) for d in array[2].split(",") if d) if array else ()
+                current.append(
+                    Instruction(
+                        match["name"], match["op"], array and array[1], shape, match["rest"]
+                    )
+                )
             elif match := _COMPUTATION.match(line):
                 current = computations[match[1]] = []
         looped = [
@@ -83,15 +91,37 @@ class Module(NamedTuple):
             if name not in in_loops:
                 in_loops.add(name)
                 looped += [c for i in computations.get(name, ()) for c in i.called()]
-        header = text.split("\n", 1)[0]
-        return Module(computations, in_loops, len(re.findall(r"(?:may|must)-alias", header)), text)
+        return Module(text, computations, in_loops)
 
-    def copies(self, smallest: int) -> Iterator[tuple[Instruction, bool]]:
-        """The copies of arrays of at least so many elements, and whether each is in a loop."""
-        for name, instructions in self.computations.items():
-            for i in instructions:
-                if i.op in ("copy", "copy-start") and i.size >= smallest:
-                    yield i, name in self.in_loops
+    def aliases(self) -> set[int]:
+        """The parameters whose memory an output gets."""
+        header = self.text.split("\n", 1)[0]
+        return {int(k) for k in re.findall(r"\((\d+), \{[\d, ]*\}, (?:may|must)-alias\)", header)}
+
+    def parameters(self) -> dict[int, tuple[str, int]]:
+        """The dtype and the number of elements of each array that the module is called with."""
+        layout = re.search(r"entry_computation_layout=\{\((.*?)\)->", self.text)
+        arrays = re.findall(r"(\w+)\[([\d,]*)\]", layout[1] if layout else "")
+        return {
+            k: (dtype, math.prod(int(d) for d in dims.split(",") if d))
+            for k, (dtype, dims) in enumerate(arrays)
+        }
+
+    def copies(self, smallest: int) -> list[Copy]:
+        """The copies of arrays of at least so many elements."""
+        return [
+            Copy(i.dtype or "", i.size, name in self.in_loops, self._line_for(i, instructions))
+            for name, instructions in self.computations.items()
+            for i in instructions
+            if i.op in ("copy", "copy-start") and i.size >= smallest
+        ]
+
+    def _line_for(self, copy: Instruction, others: Sequence[Instruction]) -> str | None:
+        """The line that wants a copy: of what is done with it, or of what is copied."""
+        takes = re.compile(rf"%{re.escape(copy.name)}\b")
+        users = [i for i in others if i.op not in ("tuple", "while") and takes.search(i.rest)]
+        sources = [i for i in others if re.search(rf"%{re.escape(i.name)}\b", copy.rest)]
+        return next(filter(None, map(self.line_of, [*users, copy, *sources])), None)
 
     def line_of(self, instruction: Instruction) -> str | None:
         """`file.py:12` of the code that an instruction comes from, if the module says."""

@@ -37,11 +37,18 @@ class Traced:
 
 
 class Lowered:
-    """A lowered function over refs; what it doesn't have itself, `jax.stages.Lowered` has."""
+    """A lowered function over refs; what it doesn't have itself, `jax.stages.Lowered` has.
+
+    Attributes:
+      out_info: the result's shapes and dtypes.
+      written: names and birthplaces of the refs that are written; their values are the first
+        parameters of the program, in this order.
+    """
 
     def __init__(self, entry: Entry, lowered: Any, prepare: _Prepare):
         self._entry, self._lowered, self._prepare = entry, lowered, prepare
         self.out_info = entry.out_info
+        self.written = [slot.origin for slot in entry.transaction.written]
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
         """Compiles for the devices that the refs are on."""

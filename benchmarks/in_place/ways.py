@@ -1,0 +1,190 @@
+"""The four ways of running a program of the suite, what they must agree on, and a stopwatch."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from programs import Arrays, Program
+
+import refs
+
+Call = Callable[[], Any]
+
+# -- Ways -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of running a program, on state of its own.
+
+    Attributes:
+      on: args -> a call that runs the program on them, on from where its state is, and waits.
+      state: () -> what the state is now.
+      hlo: args -> the optimized HLO of such a call. The bound has none.
+    """
+
+    on: Callable[[Arrays], Call]
+    state: Callable[[], Sequence[np.ndarray]]
+    hlo: Callable[[Arrays], str] | None = None
+
+
+def over(m: Any, function: Callable[..., None], state: Arrays) -> Way:
+    """Over the refs of the module `m`, under its `jit`."""
+
+    @m.jit
+    def step(state: Any, args: Any) -> Any:
+        function(*state, *args)
+        return jnp.int32(0)  # to wait for
+
+    held = [m.new_ref(jnp.array(x)) for x in state]
+
+    def on(args: Arrays) -> Call:
+        on_device = [jnp.asarray(a) for a in args]
+        return lambda: step(held, on_device).block_until_ready()
+
+    return Way(
+        on,
+        lambda: [np.asarray(r[...]) for r in held],
+        lambda args: step.lower(held, args).compile().as_text(),
+    )
+
+
+def by_hand(function: Callable[..., Any], state: Arrays) -> Way:
+    """As a pure function, under a `jax.jit` that donates the state."""
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state: Any, args: Any) -> Any:
+        new = function(*state, *args)
+        return new if isinstance(new, tuple) else (new,)
+
+    held = tuple(jnp.array(x) for x in state)  # copies, as they will be donated
+
+    def on(args: Arrays) -> Call:
+        on_device = [jnp.asarray(a) for a in args]
+
+        def call() -> None:
+            nonlocal held
+            held = jax.block_until_ready(step(held, on_device))
+
+        return call
+
+    return Way(
+        on,
+        lambda: [np.asarray(x) for x in held],
+        lambda args: step.lower(held, args).compile().as_text(),
+    )
+
+
+def bound(loop: Callable[..., None], state: Arrays) -> Way:
+    """As a loop over plain memory, compiled if numba is installed."""
+    run, held = compiled(loop), [x.copy() for x in state]
+    return Way(lambda args: lambda: run(*held, *args), lambda: held)
+
+
+@functools.cache  # All sizes run the same machine code.
+def compiled(loop: Callable[..., None]) -> Callable[..., None]:
+    try:
+        import numba
+    except ImportError:
+        return loop
+    return numba.njit(fastmath=False)(loop)
+
+
+def ways(program: Program, state: Arrays) -> dict[str, Way]:
+    return {
+        "refs": over(refs, program.over_refs, state),
+        "jax.Ref": over(jax, program.over_native or program.over_refs, state),
+        "by hand": by_hand(program.by_hand, state),
+        "bound": bound(program.bound, state),
+    }
+
+
+def inputs(program: Program, n: int, steps: int) -> tuple[Arrays, Arrays]:
+    """State and args, the same every time."""
+    return program.inputs(n, steps, np.random.default_rng(0))
+
+
+def checked(program: Program, n: int, steps: int) -> dict[str, Way]:
+    """The ways, each of which has run once and then held what the bound holds."""
+    state, args = inputs(program, n, steps)
+    found = ways(program, state)
+    for way in found.values():
+        way.on(args)()
+    expected = found["bound"].state()
+    for name, way in found.items():
+        for got, right in zip(way.state(), expected, strict=True):
+            message = f"{program.title}, {name}, {n} elements"
+            if np.issubdtype(right.dtype, np.integer):
+                np.testing.assert_array_equal(got, right, err_msg=message)
+            else:
+                np.testing.assert_allclose(got, right, rtol=2e-4, atol=1e-5, err_msg=message)
+    return found
+
+
+# -- Stopwatch ------------------------------------------------------------------------------------
+
+
+def microseconds(call: Call) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e6
+
+
+def in_turns(measures: Sequence[Callable[[], float]], rounds: Sequence[int]) -> list[float]:
+    """The median of what each measures, when all take turns.
+
+    One that has fewer rounds than the others sits some out, evenly from the first to the last, so
+    that a busy machine is busy for all.
+    """
+    most = max(rounds)
+    found: list[list[float]] = [[] for _ in measures]
+    for k in range(most):
+        for measure, wanted, mine in zip(measures, rounds, found, strict=True):
+            if k * wanted % most < wanted:
+                mine.append(measure())
+    return [median(mine) for mine in found]
+
+
+QUICK, SLOW = 10_000, 100_000  # µs a call
+FEWEST = 3  # rounds
+
+
+def microseconds_a_step(
+    program: Program, n: int, steps: int, rounds: int, budget: float
+) -> dict[str, float]:
+    """Of each way: (a call of 2K steps − a call of K steps) / K.
+
+    K is `steps`; for a way that is `QUICK` with so many 20 times that, so that the steps tell
+    against what a call costs, and a tenth for one that is `SLOW`. A way has `rounds` rounds, or as
+    many as fit into `budget` seconds, but no fewer than `FEWEST`.
+
+    Both calls are made once more before they are timed: after another way's turn, the first call
+    finds nothing in the caches, and would cost more than twice the steps do.
+    """
+    args = functools.cache(lambda count: inputs(program, n, count)[1])
+    found = checked(program, n, steps)
+    measures, turns = [], []
+    for way in found.values():
+        took = microseconds(way.on(args(steps)))
+        k = 20 * steps if took < QUICK else max(1, steps // 10) if took > SLOW else steps
+        once, twice = way.on(args(k)), way.on(args(2 * k))
+        measure = functools.partial(difference, once, twice, k)
+        measure()  # compiles
+        measures.append(measure)
+        turns.append(min(rounds, max(FEWEST, int(budget * 1e6 / microseconds(measure)))))
+    return dict(zip(found, in_turns(measures, turns), strict=True))
+
+
+def difference(once: Call, twice: Call, k: int) -> float:
+    once()
+    twice()
+    short = microseconds(once)
+    return (microseconds(twice) - short) / k

@@ -1,0 +1,18 @@
+"""What a checkpointed function reads from refs, to be stored instead of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.ad_checkpoint import checkpoint_name
+
+from refs.discharge._cells import Cell
+from refs.discharge._interpreter import Context
+
+READ = "refs.read"
+
+
+def kept(ctx: Context, cell: Cell, value: Any) -> Any:
+    """A value read from a cell, by a name under which it is stored if that saves the whole ref."""
+    saves = ctx.keeps_reads and cell.changes and 2 * value.size <= cell.read().size
+    return checkpoint_name(value, READ) if saves else value
