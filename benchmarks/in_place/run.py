@@ -32,6 +32,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -49,7 +50,7 @@ SUITE = [*FORWARD, *STRUCTURES, *DERIVED]
 SIZES = (10**4, 10**6)
 PLOTTED = (10**3, 10**4, 10**5, 10**6)
 LEAST = 0.001  # µs: less than that is noise
-WIDTH = 136  # of the tables, where no terminal says
+WIDTH = 140  # of the tables, where no terminal says
 
 # -- Figures --------------------------------------------------------------------------------------
 
@@ -119,8 +120,8 @@ def table(rows: Sequence[Figures], small: int, large: int) -> Table:
         table.add_row(
             row.title,
             *(pair(row, way, small, large) for way in row.times),
-            f"{growth(row, small, large):,.1f}x",
-            f"{shown(row.time('jax.Ref', large) / row.time('refs', large))}x",
+            ratio(growth(row, small, large)),
+            ratio(row.time("jax.Ref", large) / row.time("refs", large)),
             " → ".join("{} + {}".format(*row.copies[way]) for way in ("by hand", "refs")),
         )
     return table
@@ -136,6 +137,10 @@ def shown(x: float) -> str:
     return f"{x:.3f}" if x < 1 else f"{x:.2f}" if x < 100 else f"{x:,.0f}"
 
 
+def ratio(x: float) -> str:
+    return f"{x:.1f}x" if x < 100 else f"{x:,.0f}x"
+
+
 def power(n: int) -> str:
     """`10⁶`, or in digits what is no power of ten."""
     exponent = round(math.log10(n))
@@ -145,7 +150,7 @@ def power(n: int) -> str:
 
 
 def bound_is() -> str:
-    return "Python" if ways.compiled(bound_is) is bound_is else "numba"
+    return "numba" if ways.numba else "Python"
 
 
 def growth(row: Figures, small: int, large: int) -> float:
@@ -167,12 +172,12 @@ def verdict(rows: Sequence[Figures], small: int, large: int) -> str:
 
 # -- Plot -----------------------------------------------------------------------------------------
 
-# Told apart without colours too: (colour, marker).
-STYLES = {
-    "refs": ("#0072b2", "o"),
-    "jax.Ref": ("#d55e00", "s"),
-    "by hand": ("#e69f00", "^"),
-    "bound": ("#555555", "x"),
+# Lines often lie on each other: the later ones let the earlier ones be seen, without colours too.
+STYLES: dict[str, dict[str, Any]] = {
+    "jax.Ref": {"color": "#d55e00", "marker": "s", "markersize": 8, "markerfacecolor": "none"},
+    "refs": {"color": "#0072b2", "marker": "o", "markersize": 6, "linewidth": 2},
+    "by hand": {"color": "#e69f00", "marker": "^", "markersize": 4, "linestyle": "--"},
+    "bound": {"color": "#333333", "marker": "x", "markersize": 5, "linestyle": ":"},
 }
 
 
@@ -183,15 +188,14 @@ def plot(rows: Sequence[Figures], sizes: Sequence[int], file: str) -> None:
     across = min(4, len(rows))
     down = -(-len(rows) // across)
     figure = Figure(figsize=(2.9 * across, 2.3 * down + 0.9), dpi=100, layout="constrained")
-    panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat
+    panels = list(figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat)
     for row, panel in zip(rows, panels, strict=False):
-        for way, (colour, marker) in STYLES.items():
-            times = [row.time(way, n) for n in sizes]
-            panel.loglog(sizes, times, color=colour, marker=marker, markersize=5, label=way)
+        for way, style in STYLES.items():
+            panel.loglog(sizes, [row.time(way, n) for n in sizes], label=way, **style)
         panel.set_title(row.title, fontsize=11)
         panel.grid(color="#dddddd", linewidth=0.6)
         panel.tick_params(labelsize=10)
-    for panel in list(panels)[len(rows) :]:
+    for panel in panels[len(rows) :]:
         panel.set_axis_off()
     figure.supxlabel("elements of the buffer", fontsize=11)
     figure.supylabel("µs a step", fontsize=11)
@@ -204,7 +208,7 @@ def plot(rows: Sequence[Figures], sizes: Sequence[int], file: str) -> None:
 # -- All of it ------------------------------------------------------------------------------------
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=500, metavar="K")
     parser.add_argument("--rounds", type=int, default=51)
@@ -215,13 +219,16 @@ def main() -> None:
     )
     parser.add_argument("--plot", metavar="FILE.png", help="measures 10³ and 10⁵ elements too")
     parser.add_argument("--json", metavar="FILE", help="the figures as measured")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     small, large = options.sizes
     sizes = sorted({small, large, *(PLOTTED if options.plot else ())})
     suite = [p for p in SUITE if options.only in p.title]
     steps_of_networks = [p for p in whole.PROGRAMS if options.only in p.title]
     if not suite and not steps_of_networks:
         parser.error(f"no program has {options.only!r} in its title")
+
+    if options.plot and find_spec("matplotlib") is None:  # rather now than when all is measured
+        parser.error("--plot needs matplotlib")
 
     console = Console()
     console.width = max(console.width, WIDTH)

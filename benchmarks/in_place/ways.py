@@ -16,6 +16,11 @@ from programs import Arrays, Program
 
 import refs
 
+try:
+    import numba
+except ImportError:  # an extra
+    numba = None
+
 Call = Callable[[], Any]
 
 # -- Ways -----------------------------------------------------------------------------------------
@@ -91,11 +96,7 @@ def bound(loop: Callable[..., None], state: Arrays) -> Way:
 
 @functools.cache  # All sizes run the same machine code.
 def compiled(loop: Callable[..., None]) -> Callable[..., None]:
-    try:
-        import numba
-    except ImportError:
-        return loop
-    return numba.njit(fastmath=False)(loop)
+    return loop if numba is None else numba.njit(fastmath=False)(loop)
 
 
 def ways(program: Program, state: Arrays) -> dict[str, Way]:

@@ -13,6 +13,7 @@ true second use of the old value, stays as it was, and XLA copies.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 from refs import _jax
@@ -39,6 +40,12 @@ def order(body: Body, on_cpu: bool) -> Body:
 
 
 _WAITING, _RUNNING, _DONE = range(3)
+# How far out of its turn an update may be emitted, to come before those who use what was read: so
+# many equations before it, and so many updates that wait for one another in Python's stack. And how
+# often that is tried.
+FARTHEST, DEEPEST, TRIES = 300, 30, 4
+# How many values a fence is worth.
+MOST = 64
 
 
 class _Schedule:
@@ -51,28 +58,27 @@ class _Schedule:
         self.state = [_WAITING] * len(self.eqns)
         self.emitted: list[Any] = []
         self.passed: dict[Any, Any] = {}  # A value before its fence -> after it.
-        self.needs = [list(self._needs(k)) for k in range(len(self.eqns))]
-        # Buffer -> its update, and those buffers that an equation is the update of.
+        self.needs = list(self._needs())
+        # Buffer -> its last update.
         self.update_of = {
-            v: max(k for k in self.taken_by[v] if v in _updated(self.eqns[k]))
-            for v in {v for eqn in self.eqns for v in _updated(eqn)}
-            if v not in self.returned
+            v: k for k, eqn in enumerate(self.eqns) for v in _updated(eqn) if v not in self.returned
         }
         # Values read from a buffer that hasn't been updated yet, by buffer.
         self.read: dict[Any, list[Any]] = {v: [] for v in self.update_of}
         self.read_from: dict[Any, list[Any]] = {}
+        self.tries = dict.fromkeys(self.update_of, TRIES)
         self.stopped_by: dict[int, int] = {}
+        self.depth = 0
         self.constants = body.constants()
 
-    def _needs(self, k: int) -> Iterator[int]:
-        """The equations that must come before another: effects keep their order."""
-        eqn = self.eqns[k]
-        for v in eqn.invars:
-            if is_var(v) and v in self.made_by:
-                yield self.made_by[v]
-        if eqn.effects:
-            earlier = (j for j in range(k - 1, -1, -1) if self.eqns[j].effects)
-            yield from list(earlier)[:1]
+    def _needs(self) -> Iterator[list[int]]:
+        """For each equation those that must come before it: effects keep their order."""
+        last: list[int] = []
+        for k, eqn in enumerate(self.eqns):
+            made = [self.made_by[v] for v in eqn.invars if is_var(v) and v in self.made_by]
+            yield made + last if eqn.effects else made
+            if eqn.effects:
+                last = [k]
 
     def now(self, atom: Any) -> Any:
         """What a value is called after the fences that it has passed."""
@@ -93,17 +99,27 @@ class _Schedule:
         stop = self.stopped_by.get(k)
         if stop is not None and self.state[stop] == _RUNNING:
             return stop
+        if can_wait and self.depth == DEEPEST:
+            return k
+        ancestors = self._ancestors(k, at_most=FARTHEST if can_wait else inf)
+        if not ancestors:
+            return k
         self.state[k] = _RUNNING
-        for j in self._ancestors(k):
+        self.depth += 1
+        for j in ancestors:
             stop = j if j != k and self.state[j] == _RUNNING else self._emit_next(j, can_wait)
             if stop is not None:
                 self.state[k] = _WAITING
                 self.stopped_by[k] = stop
-                return stop
-        return None
+                break
+        self.depth -= 1
+        return stop
 
-    def _ancestors(self, k: int, done: bool = False) -> list[int]:
-        """All that an equation needs (only what isn't `done`), then the equation itself."""
+    def _ancestors(self, k: int, done: bool = False, at_most: float = inf) -> list[int]:
+        """All that an equation needs (only what isn't `done`), then the equation itself.
+
+        Nothing if they are more than `at_most`.
+        """
         found: list[int] = []
         seen = {k}
         path = [(k, iter(self.needs[k]))]
@@ -117,6 +133,8 @@ class _Schedule:
             else:
                 path.pop()
                 found.append(j)
+            if len(seen) > at_most:
+                return []
         return found
 
     def _emit_next(self, k: int, can_wait: bool) -> int | None:
@@ -127,13 +145,12 @@ class _Schedule:
         self.state[k] = _RUNNING
         eqn = self.eqns[k]
         fences: list[Any] = []
-        for v in {v for v in eqn.invars if is_var(v)}:
+        for v in filter(is_var, eqn.invars):
             for buffer in self.read_from.get(v, ()):
-                if buffer in self.read and _is_small(v, buffer):
-                    self.emit(self.update_of[buffer], can_wait=True)
-        if self.state[k] == _DONE:  # One of those updates has needed it.
-            return None
-        mine = [b for b in _updated(eqn) if self.update_of.get(b) == k]
+                if buffer in self.read and _is_small(v, buffer) and self.tries[buffer]:
+                    stop = self.emit(self.update_of[buffer], can_wait=True)
+                    self.tries[buffer] -= stop is not None
+        mine = [v for v in dict.fromkeys(filter(is_var, eqn.invars)) if self.update_of.get(v) == k]
         for buffer in mine:
             stop = self._emit_readers(k, buffer)
             if stop is not None and stop != k and can_wait:
@@ -153,7 +170,7 @@ class _Schedule:
         now = substitute(eqn, {v: self.now(v) for v in eqn.invars if is_var(v)})
         for buffer in updated:
             passing, seen = self._cut(k, buffer)
-            if passing or seen or self._is_read_back(eqn):
+            if len(passing) <= MOST and (passing or seen or self._is_read_back(eqn)):
                 fence = fenced(
                     now,
                     self.now(buffer),
@@ -171,12 +188,15 @@ class _Schedule:
     def _taint(self, eqn: Any) -> None:
         """Remembers which buffers the outputs of an equation have been read from."""
         once = _is_computed_once(eqn)
-        sources = {
-            buffer: None
-            for v in filter(is_var, eqn.invars)
-            for buffer in ([v] if v in self.read else self.read_from.get(v, ()))
-            if buffer in self.read and (v is buffer or not once or not _is_small(v, buffer))
-        }
+        sources: dict[Any, None] = {}
+        for v in filter(is_var, eqn.invars):
+            if v in self.read:
+                sources[v] = None
+            elif v in self.read_from and not self._is_computed_once(v):
+                # Who computes something once from a value that is read again reads the buffer.
+                found = self.read_from[v]
+                sources |= {b: None for b in found if not once or not _is_small(v, b)}
+        sources = {b: None for b in sources if b in self.read}
         for v in eqn.outvars:
             if sources and size(v):
                 self.read_from[v] = list(sources)
@@ -204,13 +224,15 @@ class _Schedule:
         have to be there. There are none if all that they are for is the update itself.
         """
         cut = [v for v in self.read[buffer] if self._is_needed_after(v, k)]
+        if all(self._is_for(v, k) for v in cut):
+            return [], []
         once = [v for v in cut if self._is_computed_once(v)]
         if once:
             needed = {*self._ancestors(k, done=True)}
             once = [v for v in once if self.made_by[v] not in needed]
             cut = [v for v in cut if not self._is_computed_once(v) or v in once]
-        if all(self._is_for(v, k) for v in cut):
-            return [], []
+            if all(self._is_for(v, k) for v in cut):
+                return [], []
         seen = [v for v in once if not _is_small(v, buffer)]
         return [v for v in cut if v not in seen], seen
 

@@ -38,6 +38,7 @@ from refs.discharge._interpreter import Context
 from refs.discharge._program import Program
 from refs.errors import RefValueError
 from refs.transforms._signature import broadcast_prefix
+from refs.transforms.in_place import in_place
 
 
 class Slot(NamedTuple):
@@ -220,16 +221,26 @@ class Transaction:
 
 
 def run(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> Any:
-    """`fun(refs, arrays)` as one transaction, run op by op.
+    """`fun(refs, arrays)` as one transaction, run op by op; compiled if there are loops in it.
 
     Whatever is raised, while it is traced or while it runs, no ref has changed.
     """
     # Closed over, not arguments: so a ref that `fun` closes over besides is seen to be the same.
     t = Transaction.of(lambda arrays: fun(refs, arrays), [], arrays, lambda _, x: ((x,), {}))
     state, constants = t.values(t.written, []), t.values(t.read, [])
-    state, (outputs, made) = t.run(state, constants, arrays)
+    # XLA compiles loops in any case; on their own they wouldn't be in place.
+    call = jax.jit(in_place(t.run)) if _has_loops(t.traced.jaxpr) else t.run
+    state, (outputs, made) = call(state, constants, arrays)
     t.commit(t.written, [], state)
     return t.result(outputs, made, [])
+
+
+def _has_loops(closed: Any) -> bool:
+    return any(
+        eqn.primitive in (_jax.scan_p, _jax.while_p)
+        or any(_has_loops(inner) for inner in _jax.jaxprs_in(eqn.params))
+        for eqn in closed.jaxpr.eqns
+    )
 
 
 def in_transaction(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> Any:

@@ -1,0 +1,145 @@
+"""What it costs to get a program over refs ready for XLA: trace, discharge, order, lower.
+
+    python benchmarks/lowering.py [--rounds N]
+
+Three ways of writing the same program take turns in one process: over refs under `refs.jit`; by
+hand, the state threaded through `jax.jit`; over JAX's own refs under `jax.jit`. A figure is the
+median of the rounds in milliseconds, a ratio that of the medians. XLA's own compilation, which
+comes afterwards and takes longer than all this, is not in it. Each round traces functions that JAX
+has never seen, but keeps JAX's caches of its own small functions, as a long session does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.table import Table
+
+import refs
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+import _digits_baselines
+import digits
+
+STEPS = 1000
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program: `over_refs(state, args)` and `by_hand(state, args)`, and what they take."""
+
+    title: str
+    state: Any
+    args: tuple[Any, ...]
+    over_refs: Callable[..., Any]
+    by_hand: Callable[..., Any]
+
+
+def steps_over_refs(r: Any) -> None:
+    for k in range(STEPS):
+        x = r[k % 50]
+        r[k * 7 % 50] = jnp.sin(x) * x + k
+
+
+def steps_by_hand(r: Any) -> Any:
+    for k in range(STEPS):
+        x = r[k % 50]
+        r = r.at[k * 7 % 50].set(jnp.sin(x) * x + k)
+    return r
+
+
+def swaps_over_refs(r: Any) -> None:
+    for k in range(STEPS // 4):
+        i = k % 50
+        r[i], r[i + 1] = r[i + 1], r[i]
+
+
+def swaps_by_hand(r: Any) -> Any:
+    for k in range(STEPS // 4):
+        i = k % 50
+        left, right = r[i], r[i + 1]
+        r = r.at[i].set(right).at[i + 1].set(left)
+    return r
+
+
+def programs() -> list[Program]:
+    images, labels = jnp.zeros((64, 8, 8)), jnp.zeros(64, jnp.int32)
+    cells = jnp.zeros(1000)
+    return [
+        Program(
+            "the digits example's step",
+            digits.init(0),
+            (images, labels),
+            digits.train_step.__wrapped__,
+            _digits_baselines.hand_threaded_step.__wrapped__,
+        ),
+        Program(f"{STEPS:,} reads and writes", cells, (), steps_over_refs, steps_by_hand),
+        Program(f"{STEPS // 4:,} swaps, fenced", cells, (), swaps_over_refs, swaps_by_hand),
+    ]
+
+
+def fresh(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, as one that JAX has not seen."""
+    return lambda *args: fun(*args)
+
+
+def lowerings(program: Program) -> list[Callable[[], Any]]:
+    state = jax.tree.map(refs.new_ref, program.state)
+    native = jax.tree.map(jax.new_ref, program.state)
+    return [
+        lambda: refs.jit(fresh(program.over_refs)).lower(state, *program.args),
+        lambda: jax.jit(fresh(program.by_hand), donate_argnums=0).lower(
+            program.state, *program.args
+        ),
+        lambda: jax.jit(fresh(program.over_refs)).lower(native, *program.args),
+    ]
+
+
+def medians(ways: list[Callable[[], Any]], rounds: int) -> list[float]:
+    """Milliseconds, the ways taking turns; a first round fills JAX's caches and isn't counted."""
+    times: list[list[float]] = [[] for _ in ways]
+    for _ in range(rounds + 1):
+        for way, taken in zip(ways, times, strict=True):
+            start = time.perf_counter()
+            way()
+            taken.append((time.perf_counter() - start) * 1e3)
+    return [statistics.median(taken[1:]) for taken in times]
+
+
+def table(rounds: int) -> Table:
+    table = Table(
+        title=f"Milliseconds to trace and lower, ratio to by hand (jax {jax.__version__})"
+    )
+    table.add_column("program")
+    table.add_column("equations", justify="right")
+    for title in ("refs", "by hand", "jax.Ref"):
+        table.add_column(title, justify="right")
+    for program in programs():
+        closed = jax.make_jaxpr(program.by_hand)(program.state, *program.args)
+        times = medians(lowerings(program), rounds)
+        table.add_row(
+            program.title,
+            f"{len(closed.jaxpr.eqns):,}",
+            *(f"{t:,.0f} ({t / times[1]:.2f}x)" for t in times),
+        )
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=11)
+    Console().print(table(parser.parse_args().rounds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Each way of running a program of `benchmarks/in_place` computes what plain memory would hold."""
+
+import importlib
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+rich_console = pytest.importorskip("rich.console")
+
+IN_PLACE = str(Path(__file__).parent.parent / "benchmarks" / "in_place")
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(IN_PLACE)
+    run = importlib.import_module("run")
+PROGRAMS = {program.title: program for program in run.SUITE}
+
+
+@pytest.fixture(autouse=True)
+def as_python(monkeypatch):
+    """The bound isn't compiled: eight steps don't need it, and it is to work without."""
+    monkeypatch.setattr(run.ways, "numba", None)
+
+
+def test_titles_are_told_apart():
+    assert len(PROGRAMS) == len(run.SUITE)
+
+
+@pytest.mark.parametrize("title", PROGRAMS)
+def test_every_way_of_a_program_agrees_with_the_bound(title):
+    program = PROGRAMS[title]
+    ways = run.ways.checked(program, 1024, 8)
+    assert list(ways) == ["refs", "jax.Ref", "by hand", "bound"]
+    before, _ = run.ways.inputs(program, 1024, 8)
+    after = ways["bound"].state()
+    assert any(not np.array_equal(x, y) for x, y in zip(before, after, strict=True))
+
+
+def test_a_way_that_computes_something_else_is_an_error(monkeypatch):
+    program = PROGRAMS["write one"]
+    monkeypatch.setattr(run.ways, "compiled", lambda loop: lambda *arrays: None)
+    with pytest.raises(AssertionError, match="write one, refs, 1024 elements"):
+        run.ways.checked(program, 1024, 8)
+
+
+def test_the_copies_of_the_largest_state_are_counted():
+    assert run.copies(PROGRAMS["write one"], 1024, 8)["refs"] == (0, 0)
+    assert run.copies(PROGRAMS["ring buffer of rows"], 1024, 8)["refs"] == (0, 0)
+
+
+def test_turns_are_spread_and_the_median_is_taken():
+    made = []
+
+    def measure(name, found):
+        found = iter(found)
+        return lambda: made.append(name) or next(found)
+
+    often, seldom = measure("often", [5, 1, 4, 2, 3, 6]), measure("seldom", [7, 9])
+    assert run.ways.in_turns([often, seldom], [6, 2]) == [3.5, 8]
+    assert "".join(name[0] for name in made) == "osooosoo"
+
+
+QUICKLY = ["--sizes", "1024", "2048", "--steps", "8", "--rounds", "1"]
+
+
+def test_the_table_of_one_program(capsys, tmp_path):
+    file = tmp_path / "figures.json"
+    run.main([*QUICKLY, "--only", "union", "--json", str(file)])
+    printed = capsys.readouterr().out
+    assert "1,024 → 2,048 elements" in printed
+    assert "union-find" in printed
+    assert "All programs are flat" in printed
+    (row,) = json.loads(file.read_text(encoding="utf-8"))["programs"]
+    assert list(row["times"]) == ["refs", "jax.Ref", "by hand", "bound"]
+    assert all(list(times) == ["1024", "2048"] for times in row["times"].values())
+
+
+def test_the_table_of_whole_buffers(capsys):
+    for program in run.whole.PROGRAMS:  # Each is held against the one by hand.
+        run.main([*QUICKLY, "--only", program.title])
+        assert program.title in capsys.readouterr().out
+
+
+def test_no_such_program(capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--only", "nothing"])
+    assert "no program has 'nothing' in its title" in capsys.readouterr().err
+
+
+def test_a_plot_without_matplotlib_is_refused_at_once(monkeypatch, capsys):
+    monkeypatch.setattr(run, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        run.main(["--plot", "plot.png"])
+    assert "--plot needs matplotlib" in capsys.readouterr().err
+
+
+def figures(title, small, large):
+    times = {way: {10**4: small, 10**6: large} for way in ("refs", "jax.Ref", "by hand", "bound")}
+    return run.Figures(title, times, {"by hand": (2, 0), "refs": (0, 1)})
+
+
+def test_what_is_not_flat_is_named():
+    rows = [figures("fast", 0.01, 0.9), figures("steep", 0.5, 2.0), figures("slow", 8.0, 30.0)]
+    assert run.verdict(rows, *run.SIZES) == (
+        "Not flat, with 4x or more of the smaller size and 1 µs a step:\n"
+        "  steep: refs 0.500 → 2.00 µs, bound 0.500 → 2.00 µs"
+    )
+
+
+def test_noise_is_shown_as_nothing_and_sizes_as_powers():
+    out = io.StringIO()
+    rows = [figures("noise", -0.2, 123456.0)]
+    rich_console.Console(file=out, width=200).print(run.table(rows, *run.SIZES))
+    assert "10⁴ → 10⁶ elements" in out.getvalue()
+    assert "0.00 → 123,456" in out.getvalue()
+    assert "2 + 0 → 0 + 1" in out.getvalue()
+
+
+def test_the_plot_has_a_panel_a_program(tmp_path):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "plot.png"
+    run.plot([figures(f"program {k}", 0.001, 2.0) for k in range(5)], run.SIZES, str(file))
+    assert file.read_bytes().startswith(b"\x89PNG")
