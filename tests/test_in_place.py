@@ -11,7 +11,8 @@ import pytest
 from jax import lax
 
 import refs
-from refs import errors
+from refs import _jax, errors
+from refs.inplace import rewrite
 from refs.testing import assert_in_place
 
 N = 10_000
@@ -296,6 +297,21 @@ def test_in_place(name):
     if fun is branches_that_return and IS_OLD:
         pytest.skip("see test_an_old_jaxlib_is_named")
     assert_in_place(fun, *(refs.new_ref(jnp.ones(s)) for s in shapes))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_second_pass_puts_up_no_more_fences(name):
+    fun, shapes = PROGRAMS[name]
+    refs_ = [refs.new_ref(jnp.ones(s)) for s in shapes]
+    once = rewrite(refs.discharge(refs.make_jaxpr(fun)(*refs_)).jaxpr)
+    assert fences(rewrite(once)) == fences(once)
+
+
+def fences(jaxpr):
+    """How many equations in a jaxpr may be fences, those of the jaxprs in it included."""
+    inner = (inner.jaxpr for eqn in jaxpr.eqns for inner in _jax.jaxprs_in(eqn.params))
+    own = sum(eqn.primitive.name in ("cond", "optimization_barrier") for eqn in jaxpr.eqns)
+    return own + sum(map(fences, inner))
 
 
 # --- The check itself ---

@@ -10,10 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import jaxlib
 from jax import lax
 
 from refs import _jax
-from refs.inplace._body import UPDATES, Body, can_pass, is_buffer, is_var, size, splice
+from refs.inplace._body import LOOPS, UPDATES, Body, can_pass, is_buffer, is_var, size, splice
+
+# Newer ones update in place if each branch makes a single update of one and the same buffer.
+COPIES_LESS = jaxlib.version.__version_info__ >= (0, 11, 2)
 
 
 def updated_operands(eqn: Any) -> set[int]:
@@ -48,6 +52,8 @@ def _buffers(eqn: Any) -> dict[int, int]:
         roots = {_root(body, body.outvars[o]) for body in bodies}
         if is_buffer(out) and len(roots) == 1 and None not in roots:
             [buffers[o]] = roots  # type: ignore[assignment]
+    if COPIES_LESS and len(buffers) == 1 and all(map(_does_one_thing, bodies)):
+        return {}
     changing = sum(
         any(b.outvars[o] is not b.jaxpr.invars[k] for o, k in buffers.items()) for b in bodies
     )
@@ -55,6 +61,10 @@ def _buffers(eqn: Any) -> dict[int, int]:
     is_cheap = 2 * sum(map(size, others)) <= sum(size(eqn.outvars[o]) for o in buffers)
     is_once = len({*buffers.values()}) == len(buffers)
     return buffers if changing > 1 and is_cheap and is_once and all(map(can_pass, others)) else {}
+
+
+def _does_one_thing(body: Body) -> bool:
+    return sum(eqn.primitive in (*UPDATES, *LOOPS, _jax.cond_p) for eqn in body.eqns) <= 1
 
 
 def _root(body: Body, v: Any) -> int | None:

@@ -1,0 +1,183 @@
+"""The stages of the in-place pass, each on jaxprs made for it. See `test_in_place.py`."""
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+
+import refs
+from refs.inplace import _gathers, rewrite
+
+X = jnp.arange(512.0).reshape(8, 64)
+
+
+def primitives(jaxpr):
+    return [eqn.primitive.name for eqn in jaxpr.eqns]
+
+
+def rewritten(fun, *args):
+    """The pass's jaxpr of a function, after making sure that it computes the same."""
+    closed = jax.make_jaxpr(fun)(*args)
+    new = rewrite(closed.jaxpr)
+    want, got = (jax.core.eval_jaxpr(j, closed.consts, *args) for j in (closed.jaxpr, new))
+    for x, y in zip(want, got, strict=True):
+        np.testing.assert_array_equal(x, y)
+    return new
+
+
+def test_programs_without_updates_are_left_alone():
+    jaxpr = jax.make_jaxpr(lambda x: jax.nn.softmax(x @ x.T).sum())(X).jaxpr
+    assert rewrite(jaxpr) is jaxpr
+
+
+# --- Accumulate ---
+
+
+def test_cotangents_of_reads_are_added_where_they_belong():
+    def loss(x):
+        return x[3, 5] ** 2 + x[1, 7] * x[3, 5] + lax.dynamic_slice(x, (2, 2), (2, 3)).sum()
+
+    new = rewritten(jax.grad(loss), X)
+    sums = [e for e in new.eqns if e.primitive.name in ("add", "add_any")]
+    assert all(e.outvars[0].aval.size < 10 for e in sums)
+
+
+def test_what_is_used_twice_is_no_deposit():
+    def program(x):
+        put = jnp.zeros_like(x).at[2].set(5.0)
+        return x + put, put.sum()
+
+    rewritten(program, X)
+
+
+def test_zeros_are_not_added():
+    new = rewritten(lambda x: (x + jnp.zeros_like(x)).at[0].set(1.0), X)
+    assert "add" not in primitives(new)
+
+
+def test_a_loop_that_only_adds_starts_from_what_it_is_added_to():
+    def program(x, steps):
+        def step(total, k):
+            return total + jnp.zeros_like(x).at[k].set(1.0), None
+
+        return x + lax.scan(step, jnp.zeros_like(x), steps)[0]
+
+    new = rewritten(program, X, jnp.arange(8))
+    [scan] = [e for e in new.eqns if e.primitive.name == "scan"]
+    assert any(v is new.invars[0] for v in scan.invars)
+    assert "add" not in primitives(new)
+
+
+def test_not_if_what_it_is_added_to_needs_the_loop():
+    def program(x, steps):
+        def step(carry, k):
+            total, n = carry
+            return (total + jnp.zeros_like(x).at[k].set(1.0), n + 1.0), None
+
+        total, n = lax.scan(step, (jnp.zeros_like(x), 0.0), steps)[0]
+        return x * n + total
+
+    rewritten(program, X, jnp.arange(8))
+
+
+# --- Gathers ---
+
+INDICES = jnp.array([1, 3, 5])
+GATHERS = [
+    lambda x: x[INDICES],
+    lambda x: x[:, INDICES],
+    lambda x: x[jnp.array([[1, 2], [3, 4]]), jnp.array([[0], [7]])],
+    lambda x: x.at[jnp.array([100, -3])].get(mode="clip"),
+    lambda x: jax.vmap(lambda row, i: row[i])(x, jnp.arange(8)),
+    lambda x: jax.vmap(lambda row, i: lax.dynamic_slice(row, (i,), (3,)))(x, jnp.arange(8) + 60),
+    lambda x: jax.vmap(lambda i: lax.dynamic_slice(x, (i, i), (2, 3)))(jnp.arange(4)),
+    lambda x: x.reshape(8, 8, 8)[:, INDICES],
+    lambda x: jax.vmap(lambda a: a[INDICES, :, INDICES])(x.reshape(4, 8, 4, 4)),
+]
+
+
+@pytest.mark.parametrize("fun", GATHERS)
+def test_a_few_rows_are_read_one_by_one(fun, monkeypatch):
+    # Small ones too; and where the indices are in bounds, those that would fill.
+    monkeypatch.setattr(_gathers, "_is_worth_it", lambda eqn: True)
+    # An update, for the pass to have something to do.
+    new = rewritten(lambda x: (fun(x), x.at[0].set(1.0)), X)
+    assert "gather" not in primitives(new)
+
+
+def test_gathers_that_fill_are_left_alone():
+    large = jnp.arange(200_000.0)
+    fill = rewritten(lambda x: (x.at[INDICES].get(mode="fill"), x.at[0].set(1.0)), large)
+    clip = rewritten(lambda x: (x.at[INDICES].get(mode="clip"), x.at[0].set(1.0)), large)
+    assert "gather" in primitives(fill)
+    assert "gather" not in primitives(clip)
+
+
+# --- Order ---
+
+
+def test_effects_keep_their_order():
+    seen = []
+
+    def say(k, x):
+        io_callback(lambda x: seen.append((k, float(x))), None, x, ordered=True)
+
+    @jax.jit
+    @refs.in_place
+    def program(x):
+        say(0, x[0])
+        y = x.at[0].set(x[1])
+        say(1, y[0])
+        z = y.at[1].set(x[0])
+        say(2, x[5])
+        return z
+
+    program(jnp.arange(100.0))
+    jax.effects_barrier()
+    assert seen == [(0, 0.0), (1, 1.0), (2, 5.0)]
+
+
+def test_many_refs_that_wait_for_one_another():
+    n = 60
+
+    def program(*values):
+        values, total = list(values), 0.0
+        for i in range(n):
+            values[i] = values[i].at[2].set(values[(i + 1) % n][3] + 1)
+        for i in range(n):
+            total = total + values[i][3]
+            values[i * 7 % n] = values[i * 7 % n].at[3].set(total)
+        return *values, total
+
+    rewritten(program, *(jnp.arange(100.0) + i for i in range(n)))
+
+
+def test_a_true_second_use_keeps_its_value():
+    def program(x):
+        y = x.at[0].set(5.0)
+        return y.at[1].set(x.sum()), x * 2
+
+    rewritten(program, jnp.arange(100.0))
+
+
+# --- Branches ---
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_each_branch_has_a_conditional_of_its_own(index):
+    def program(x, q, k):
+        def first(x, q):
+            return x.at[k].set(q[k]).at[k + 1].set(1.0), q, x[k]
+
+        def second(x, q):
+            return x, q.at[k].set(x[k]).at[2].set(x[3]), q[k] * 2
+
+        def third(x, q):
+            return x, q, 7.0
+
+        return lax.switch(k, [first, second, third, first], x, q)
+
+    rewritten(program, jnp.arange(100.0), jnp.arange(100.0) * 3, jnp.int32(index))
