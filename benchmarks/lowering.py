@@ -12,6 +12,7 @@ has never seen, but keeps JAX's caches of its own small functions, as a long ses
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import sys
 import time
@@ -90,7 +91,7 @@ def programs() -> list[Program]:
 
 def fresh(fun: Callable[..., Any]) -> Callable[..., Any]:
     """The function, as one that JAX has not seen."""
-    return lambda *args: fun(*args)
+    return functools.partial(fun)
 
 
 def lowerings(program: Program) -> list[Callable[[], Any]]:

@@ -167,3 +167,20 @@ def test_whole_buffers_are_compiled_as_ever():
     theirs = jax.jit(by_hand, donate_argnums=(0, 1)).lower(w, m, x).compile()
     assert ours.cost_analysis()["flops"] == theirs.cost_analysis()["flops"]
     assert ours.memory_analysis().temp_size_in_bytes <= theirs.memory_analysis().temp_size_in_bytes
+
+
+def test_policies_may_say_where_to_store():
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=["kept"],
+        names_which_can_be_offloaded=[],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+    def body(q, k):
+        jax.checkpoint(lambda k: reads_and_writes(q, k), policy=policy)(k)
+
+    g, expected = refs.new_ref(jnp.ones(N)), refs.new_ref(jnp.ones(N))
+    refs.jit(gradient(body))(g)
+    refs.jit(gradient(reads_and_writes))(expected)
+    np.testing.assert_allclose(g[...], expected[...], rtol=1e-6)

@@ -181,3 +181,96 @@ def test_each_branch_has_a_conditional_of_its_own(index):
         return lax.switch(k, [first, second, third, first], x, q)
 
     rewritten(program, jnp.arange(100.0), jnp.arange(100.0) * 3, jnp.int32(index))
+
+
+# --- What a careful reader has found ---
+
+
+def zeros():
+    return jnp.zeros(100)
+
+
+def two_outputs_of_one_branch(x, i):
+    a, b = lax.cond(
+        i > 0,
+        lambda: (zeros().at[i].add(2.0), zeros().at[i + 1].add(3.0)),
+        lambda: (zeros(), zeros()),
+    )
+    return x + (a + b)
+
+
+def two_carries_of_one_loop(x, i):
+    def step(carry, j):
+        return (carry[0].at[j].add(2.0), carry[1].at[j + i].add(1.0)), None
+
+    (a, b), _ = lax.scan(step, (zeros(), zeros()), jnp.arange(5))
+    return x + (a + b)
+
+
+def a_branch_that_needs_another(x, i):
+    a, s = lax.cond(i > 0, lambda: (zeros().at[i].add(2.0), 1.0), lambda: (zeros(), 2.0))
+    b = lax.cond(i > 0, lambda: zeros().at[i].add(s), zeros)
+    return x + (b + a)
+
+
+@pytest.mark.parametrize(
+    "fun", [two_outputs_of_one_branch, two_carries_of_one_loop, a_branch_that_needs_another]
+)
+def test_deposits_that_depend_on_one_another(fun):
+    rewritten(fun, jnp.arange(100.0), jnp.int32(3))
+
+
+def test_a_loop_with_effects_stays_before_what_comes_after_it():
+    seen = []
+
+    @jax.jit
+    @refs.in_place
+    def program(x):
+        def step(total, j):
+            io_callback(lambda j: seen.append(int(j)), None, j, ordered=True)
+            return total.at[j].add(2.0), None
+
+        a, _ = lax.scan(step, zeros(), jnp.arange(3))
+        y = io_callback(lambda x: (seen.append("after"), x)[1], x, x, ordered=True)
+        return y + a
+
+    program(jnp.arange(100.0))
+    jax.effects_barrier()
+    assert seen == [0, 1, 2, "after"]
+
+
+def test_types_that_are_explicitly_sharded_are_left_alone():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(X, jax.sharding.PartitionSpec("d"))
+        jaxpr = jax.make_jaxpr(lambda x: (x[:, 3], x.at[:, 3].set(1.0)))(x).jaxpr
+    assert rewrite(jaxpr) is jaxpr
+
+
+def test_a_function_may_have_refs_of_its_own():
+    @jax.jit
+    @refs.in_place
+    def program(x):
+        r = jax.new_ref(x)
+        r[1] = r[2] * 2
+        return jax.ref.freeze(r)
+
+    np.testing.assert_array_equal(program(jnp.arange(100.0))[:4], [0, 4, 2, 3])
+
+
+def test_wide_types_are_lowered_where_they_are_not_the_rule():
+    def program(x, i):
+        y = x[i]
+        return x.at[i].set(2.0), y
+
+    with jax.enable_x64(True):
+        traced = jax.jit(refs.in_place(program)).trace(jnp.arange(100.0), jnp.int64(1))
+    traced.lower().compile()
+
+
+def test_calls_of_calls_are_looked_at_once():
+    fun = jax.jit(lambda x: x * 2 + 1)
+    for _ in range(40):
+        fun = jax.jit(lambda x, fun=fun: fun(fun(x)))
+    jaxpr = jax.make_jaxpr(fun)(X).jaxpr
+    assert rewrite(jaxpr) is jaxpr

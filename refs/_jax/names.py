@@ -132,6 +132,12 @@ def varying_axes(x: Any) -> frozenset[Any]:
     return mat.varying if mat is not None else frozenset()
 
 
+def has_explicit_sharding(aval: Any) -> bool:
+    """Whether the type itself says how the array is sharded over a mesh."""
+    sharding = getattr(aval, "sharding", None)
+    return sharding is not None and any(axes is not None for axes in sharding.spec)
+
+
 def is_ref_type(aval: Any) -> bool:
     return isinstance(aval, AbstractRef)
 

@@ -10,7 +10,7 @@ nothing around the function changes is stored once in any case.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -33,7 +33,7 @@ def discharge_checkpoint(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
     prevent_cse: Any = eqn.params["prevent_cse"]
     if keeps_reads:
         reads = _policies.save_only_these_names(READ)
-        policy = reads if policy is None else _policies.save_from_both_policies(policy, reads)
+        policy = reads if policy is None else _either(reads, policy)
     if isinstance(prevent_cse, tuple):  # One flag for each operand.
         flags = [f for f, a in zip(prevent_cse, args, strict=True) if not isinstance(a, Cell)]
         prevent_cse = (flags, True, True)
@@ -44,6 +44,11 @@ def discharge_checkpoint(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
         return inside.run(closed, merge(args, arrays))
 
     return scope.call(jax.checkpoint(called, prevent_cse=prevent_cse, policy=policy), args)
+
+
+def _either(one: Callable[..., bool], other: Callable[..., Any]) -> Callable[..., Any]:
+    """As `save_from_both_policies`, but policies may also say where something is to be stored."""
+    return lambda *args, **params: one(*args, **params) or other(*args, **params)
 
 
 def _has_loops_over_refs(closed: Any) -> bool:

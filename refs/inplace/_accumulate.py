@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
@@ -67,9 +68,13 @@ class _Sums:
             return
         for base, other in ((left, right), (right, left)):
             found = self.deposits(other, 1)
-            if found is None or any(self._depends(base, d.eqn) for d in found[0]):
+            if found is None:
                 continue
             deposits, sums = found
+            # Each is put onto what the one before it has made.
+            bases = [base, *(self.body.eqns[d.eqn].outvars[d.output] for d in deposits)]
+            if any(self._depends(b, d.eqn) for n, d in enumerate(deposits) for b in bases[: n + 1]):
+                continue
             self.absorbed |= sums
             self.new[k] = []
             for deposit in deposits:
@@ -114,6 +119,8 @@ class _Sums:
             return _is_literal_zero(eqn.invars[1]) and all(
                 low >= 0 and high >= 0 and not between for low, high, between in edges
             )
+        if eqn.effects:
+            return False
         if eqn.primitive is _jax.scan_p:
             p = _jax.scan_params(eqn.params)
             return (
@@ -182,7 +189,8 @@ def _add_block(base: Any, update: Any, *, starts: tuple[int, ...]) -> Any:
     """The same at a place that is known."""
     stops = [a + n for a, n in zip(starts, update.shape, strict=True)]
     new = lax.add(lax.slice(base, starts, stops), update)
-    return lax.dynamic_update_slice(base, new, starts, allow_negative_indices=False)
+    places = [jnp.int32(start) for start in starts]
+    return lax.dynamic_update_slice(base, new, places, allow_negative_indices=False)
 
 
 def _adding(jaxpr: Any, output: int, aval: Any, like: Any) -> Any:

@@ -125,4 +125,6 @@ def _template(fun: Callable[..., Any], avals: tuple[Any, ...], static: Any) -> A
         jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
         for a in avals
     ]
-    return jax.make_jaxpr(functools.partial(fun, **dict(static)))(*types).jaxpr
+    # The types are what they are, whatever is the rule now, and must stay so.
+    with jax.enable_x64(True):
+        return jax.make_jaxpr(functools.partial(fun, **dict(static)))(*types).jaxpr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from jax import lax
 from jax.extend.core import Primitive
@@ -14,6 +15,9 @@ from refs.inplace._body import ADDS, LOOPS, UPDATES, Body, is_buffer, is_var, sp
 # What a derivative makes of a read: zeros with something put in.
 _DEPOSITS = (*UPDATES, lax.pad_p)
 _READS = (lax.dynamic_slice_p, lax.gather_p, lax.slice_p)
+
+# Calls that call one another can grow without bounds when they are written out.
+LONGEST = 50_000
 
 # What `_primitive` is about: a program that is to be compiled in place.
 in_place_p = Primitive("in_place")
@@ -32,11 +36,16 @@ def flatten(jaxpr: Any, known: dict[int, Any]) -> Any:
 
 def is_worth_it(jaxpr: Any) -> bool:
     """Whether anything in the jaxpr, or in the jaxprs in it, may be updated in place."""
-    return any(
-        eqn.primitive in _DEPOSITS
-        or any(is_worth_it(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
-        for eqn in jaxpr.eqns
-    )
+    if jaxpr not in _worth_it:
+        _worth_it[jaxpr] = any(
+            eqn.primitive in _DEPOSITS
+            or any(is_worth_it(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
+            for eqn in jaxpr.eqns
+        )
+    return _worth_it[jaxpr]
+
+
+_worth_it: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def _flatten(jaxpr: Any, known: dict[int, Any]) -> Any:
@@ -53,7 +62,7 @@ def _append(body: Body, eqns: Sequence[Any], names: dict[Any, Any], known: dict[
     for eqn in eqns:
         eqn = substitute(eqn, names)
         called = _called(eqn)
-        if called is None or not is_worth_it(called):
+        if called is None or not is_worth_it(called) or len(body.eqns) > LONGEST:
             eqn = map_jaxprs(eqn, lambda inner: flatten(inner, known))
             outvars = [_jax.new_var(v.aval) for v in eqn.outvars]
             body.eqns.append(eqn.replace(outvars=outvars))

@@ -29,14 +29,15 @@ _COMPUTED_ONCE = (
 )
 
 
-def order(body: Body, on_cpu: bool) -> Body:
-    """The body, in an order in which its buffers can be updated in place."""
+def order(body: Body, on_cpu: bool) -> bool:
+    """Puts a body in an order in which its buffers can be updated in place; False if it can't."""
     schedule = _Schedule(body, on_cpu)
     for k in range(len(body.eqns)):
-        schedule.emit(k)
+        if schedule.emit(k) is not None:
+            return False
     body.eqns = schedule.emitted
     body.outvars = [schedule.now(v) for v in body.outvars]
-    return body
+    return True
 
 
 _WAITING, _RUNNING, _DONE = range(3)
@@ -197,6 +198,8 @@ class _Schedule:
                 found = self.read_from[v]
                 sources |= {b: None for b in found if not once or not _is_small(v, b)}
         sources = {b: None for b in sources if b in self.read}
+        if len(sources) > MOST:
+            return
         for v in eqn.outvars:
             if sources and size(v):
                 self.read_from[v] = list(sources)

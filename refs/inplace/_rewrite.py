@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from refs import _jax
 from refs.inplace._accumulate import accumulate
 from refs.inplace._branches import split_branches
 from refs.inplace._flatten import flatten, is_worth_it, map_jaxprs
@@ -20,9 +21,17 @@ def rewrite(jaxpr: Any, on_cpu: bool = True) -> Any:
 
     Returns:
       A jaxpr of the same values, but for the order in which floats are summed into a buffer; the
-      very same one if it updates nothing.
+      very same one if it updates nothing, or if its types are explicitly sharded.
     """
+    if _is_sharded(jaxpr):
+        return jaxpr
     return _rewrite(flatten(jaxpr, {}), on_cpu, {})
+
+
+def _is_sharded(jaxpr: Any) -> bool:
+    """Whether types say how arrays are sharded: what the pass adds says nothing of it."""
+    variables = (*jaxpr.constvars, *jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars))
+    return any(_jax.has_explicit_sharding(v.aval) for v in variables)
 
 
 def _rewrite(jaxpr: Any, on_cpu: bool, known: dict[int, Any]) -> Any:
@@ -34,5 +43,5 @@ def _rewrite(jaxpr: Any, on_cpu: bool, known: dict[int, Any]) -> Any:
         if on_cpu:
             split_branches(body)
             slice_small_gathers(body)
-        known[id(jaxpr)] = jaxpr, order(body, on_cpu).close()
+        known[id(jaxpr)] = jaxpr, body.close() if order(body, on_cpu) else jaxpr
     return known[id(jaxpr)][1]

@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 
-from refs import _jax
+from refs import _effects, _jax
 from refs._tracing import is_ref
+from refs.discharge import discharge
 from refs.errors import RefTypeError
 from refs.inplace import run_in_place
 
@@ -66,4 +67,6 @@ def call_in_place(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             "in_place of a function over refs: it takes functions of arrays. `refs.jit` compiles "
             "in place by itself"
         )
+    if _effects.holds_refs(closed):  # of its own
+        closed = discharge(closed)
     return jax.tree.unflatten(jax.tree.structure(shapes), run_in_place(closed, leaves))
