@@ -216,18 +216,22 @@ def replay_inputs(n: int, steps: int, rng: Any) -> tuple[Arrays, Arrays]:
     return (tree,), (floats(steps, rng), rng.integers(1, 8, steps).astype(np.float32))
 
 
+def drawn(tree: Any, u: Any) -> Any:
+    """The leaf that a number in [0, 1) falls on; `tree` is a ref or an array."""
+
+    def descend(s: Any) -> Any:
+        i, mass = s
+        left = tree[2 * i]
+        goes_left = mass < left
+        return jnp.where(goes_left, 2 * i, 2 * i + 1), jnp.where(goes_left, mass, mass - left)
+
+    leaves = tree.shape[0] // 2
+    return lax.while_loop(lambda s: s[0] < leaves, descend, (jnp.int32(1), u * tree[1]))[0]
+
+
 def replay(r: Any, *args: Any) -> None:
-    leaves = r.shape[0] // 2
-
     def step(u: Any, priority: Any) -> None:
-        def descend(s: Any) -> Any:
-            i, mass = s
-            left = r[2 * i]
-            return jnp.where(mass < left, 2 * i, 2 * i + 1), jnp.where(
-                mass < left, mass, mass - left
-            )
-
-        i, _ = lax.while_loop(lambda s: s[0] < leaves, descend, (jnp.int32(1), u * r[1]))
+        i = drawn(r, u)
         change = priority - r[i]
 
         def climb(i: Any) -> Any:
@@ -240,17 +244,8 @@ def replay(r: Any, *args: Any) -> None:
 
 
 def replay_by_hand(r: Any, *args: Any) -> Any:
-    leaves = r.shape[0] // 2
-
     def step(r: Any, u: Any, priority: Any) -> Any:
-        def descend(s: Any) -> Any:
-            i, mass = s
-            left = r[2 * i]
-            return jnp.where(mass < left, 2 * i, 2 * i + 1), jnp.where(
-                mass < left, mass, mass - left
-            )
-
-        i, _ = lax.while_loop(lambda s: s[0] < leaves, descend, (jnp.int32(1), u * r[1]))
+        i = drawn(r, u)
         change = priority - r[i]
 
         def climb(s: Any) -> Any:
