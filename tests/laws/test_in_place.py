@@ -35,7 +35,7 @@ def test_programs(program):
 @given(programs())
 def test_derivatives(program):
     for pure, args in pure_functions(program):
-        check(lambda *args: pullback(pure, args), args)  # noqa: B023
+        check(lambda *args: pullback(pure, args), args, sums=True)  # noqa: B023
 
 
 @ways.fewer(4)
@@ -44,7 +44,7 @@ def test_lanes(program):
     for pure, args in pure_functions(program):
         two = [jnp.stack([x, x[::-1] if x.ndim else x]) for x in args]
         check(jax.vmap(pure), two)
-        check(lambda *args: pullback(jax.vmap(pure), args), two)  # noqa: B023
+        check(lambda *args: pullback(jax.vmap(pure), args), two, sums=True)  # noqa: B023
 
 
 def pure_functions(program):
@@ -76,7 +76,8 @@ def pullback(pure, args):
     return jax.vjp(total, *(args[k] for k in smooth))[1](jnp.float32(1))
 
 
-def check(fun, args):
+def check(fun, args, sums=False):
+    """The pass gives the same to the bit, but for `sums` of floats, which it may reorder."""
     try:
         closed = jax.make_jaxpr(fun)(*args)
     except (ValueError, TypeError, NotImplementedError):
@@ -84,4 +85,8 @@ def check(fun, args):
     new = rewrite(closed.jaxpr)
     want, got = (jax.core.eval_jaxpr(j, closed.consts, *args) for j in (closed.jaxpr, new))
     for x, y in zip(want, got, strict=True):
-        np.testing.assert_array_equal(x, y)
+        if sums and jnp.issubdtype(x.dtype, jnp.inexact):
+            largest = float(jnp.max(jnp.abs(x), initial=1.0))
+            np.testing.assert_allclose(y, x, rtol=0, atol=1e-6 * largest)
+        else:
+            np.testing.assert_array_equal(y, x)
