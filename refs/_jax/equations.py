@@ -71,13 +71,21 @@ def user_line(eqn: Any) -> str:
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else "an unknown line"
 
 
+def any_equation(closed: Any, test: Callable[[Any], bool]) -> bool:
+    """Whether an equation of a jaxpr, or of one in it, passes the test."""
+    return any(
+        test(eqn) or any(any_equation(inner, test) for inner in jaxprs_in(eqn.params))
+        for eqn in closed.jaxpr.eqns
+    )
+
+
 def can_fail(closed: Any) -> bool:
     """True where running the jaxpr may raise: it calls back into Python, or out of XLA."""
-    return any(
-        "callback" in eqn.primitive.name
-        or eqn.primitive.name in ("debug_print", "ffi_call")
-        or any(can_fail(inner) for inner in jaxprs_in(eqn.params))
-        for eqn in closed.jaxpr.eqns
+    return any_equation(
+        closed,
+        lambda eqn: (
+            "callback" in eqn.primitive.name or eqn.primitive.name in ("debug_print", "ffi_call")
+        ),
     )
 
 

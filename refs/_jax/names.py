@@ -39,6 +39,7 @@ empty_ref_p = core.empty_ref_p
 freeze_p = core.freeze_p
 free_ref_p = core.free_ref_p
 accum_grad_in_ref_p = core.accum_grad_in_ref_p
+loop_primitives = (scan_p, while_p)
 custom_jvp_call_p = custom_derivatives.custom_jvp_call_p
 custom_vjp_call_p = custom_derivatives.custom_vjp_call_p
 add_any_p = ad_util.add_any_p

@@ -19,7 +19,14 @@ class Cell:
     """
 
     __slots__ = (
-        *("_value", "adds_only", "changes", "ended", "made_here", "origin", "sealed", "target"),
+        "_value",
+        "adds_only",
+        "changes",
+        "ended",
+        "made_here",
+        "origin",
+        "sealed",
+        "target",
     )
 
     def __init__(

@@ -52,9 +52,10 @@ def _either(one: Callable[..., bool], other: Callable[..., Any]) -> Callable[...
 
 
 def _has_loops_over_refs(closed: Any) -> bool:
-    return any(
-        (eqn.primitive in (_jax.scan_p, _jax.while_p) and _effects.holds_refs(inner))
-        or _has_loops_over_refs(inner)
-        for eqn in closed.jaxpr.eqns
-        for inner in _jax.jaxprs_in(eqn.params)
+    return _jax.any_equation(
+        closed,
+        lambda eqn: (
+            eqn.primitive in _jax.loop_primitives
+            and any(map(_effects.holds_refs, _jax.jaxprs_in(eqn.params)))
+        ),
     )

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
-from refs.inplace._body import ADDS, Body, is_var, splice, substitute
+from refs.inplace._body import ADDS, Body, carries, is_var, renamed, splice, substitute
 
 
 def accumulate(jaxpr: Any) -> Body:
@@ -55,9 +55,7 @@ class _Sums:
                 while (new := self.names[old]) in self.names:
                     self.names[old] = self.names[new]
             self.body.eqns = [substitute(eqn, self.names) for eqn in eqns]
-            self.body.outvars = [
-                self.names.get(v, v) if is_var(v) else v for v in self.body.outvars
-            ]
+            self.body.outvars = renamed(self.body.outvars, self.names)
         return bool(self.new)
 
     def _rewrite_sum(self, k: int) -> None:
@@ -122,11 +120,11 @@ class _Sums:
         if eqn.effects:
             return False
         if eqn.primitive is _jax.scan_p:
-            p = _jax.scan_params(eqn.params)
+            first, n = carries(eqn)
             return (
-                output < p.num_carry
-                and self._is_zeros(eqn.invars[p.num_consts + output])
-                and _only_adds(p.jaxpr.jaxpr, p.num_consts + output, output)
+                output < n
+                and self._is_zeros(eqn.invars[first + output])
+                and _only_adds(_jax.scan_params(eqn.params).jaxpr.jaxpr, first + output, output)
             )
         if eqn.primitive is _jax.cond_p:
             bodies = [Body(_jax.as_closed(b).jaxpr) for b in eqn.params["branches"]]
@@ -154,7 +152,7 @@ class _Sums:
         eqn = self.body.eqns[deposit.eqn]
         if eqn.primitive is _jax.scan_p:
             invars = list(eqn.invars)
-            invars[_jax.scan_params(eqn.params).num_consts + deposit.output] = base
+            invars[carries(eqn)[0] + deposit.output] = base
             self.body.eqns[deposit.eqn] = eqn.replace(invars=invars)
             return eqn.outvars[deposit.output]
         if eqn.primitive is _jax.cond_p:

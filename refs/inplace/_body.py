@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jaxlib
 import numpy as np
 from jax import lax
 
@@ -23,7 +24,10 @@ UPDATES = (
     lax.scatter_sub_p,
 )
 ADDS = (lax.add_p, _jax.add_any_p)
-LOOPS = (_jax.scan_p, _jax.while_p)
+LOOPS = _jax.loop_primitives
+
+# From there on XLA expands `optimization_barrier` after it fuses, and copies less in branches.
+COPIES_LESS = jaxlib.version.__version_info__ >= (0, 11, 2)
 
 # Below this many elements a copy is as cheap as what prevents it.
 SMALLEST = 64
@@ -87,14 +91,33 @@ def is_buffer(atom: Any) -> bool:
     return is_var(atom) and size(atom) >= SMALLEST
 
 
+def is_small(atom: Any, buffer: Any) -> bool:
+    """Whether an array is so much smaller than a buffer that it may be kept instead."""
+    return 2 * size(atom) <= size(buffer)
+
+
+def carries(eqn: Any) -> tuple[int, int]:
+    """Which operands of a loop its first outputs go on from: the first one, and how many."""
+    if eqn.primitive is _jax.scan_p:
+        p = _jax.scan_params(eqn.params)
+        return p.num_consts, p.num_carry
+    first = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
+    return first, len(eqn.invars) - first
+
+
 def can_pass(atom: Any) -> bool:
     """Whether a conditional can return zeros instead of an array: not if it is a PRNG key."""
     return isinstance(getattr(atom.aval, "dtype", None), np.dtype)
 
 
+def renamed(atoms: Sequence[Any], names: dict[Any, Any]) -> list[Any]:
+    """What variables are called otherwise, by these names."""
+    return [names.get(v, v) if is_var(v) else v for v in atoms]
+
+
 def substitute(eqn: Any, names: dict[Any, Any]) -> Any:
     """The equation with other names for its operands."""
-    invars = [names.get(v, v) if is_var(v) else v for v in eqn.invars]
+    invars = renamed(eqn.invars, names)
     return eqn.replace(invars=invars) if invars != eqn.invars else eqn
 
 
@@ -112,11 +135,16 @@ def splice(
     for eqn in template.eqns:
         outvars = [_jax.new_var(v.aval) for v in eqn.outvars]
         names.update(zip(eqn.outvars, outvars, strict=True))
-        invars = [names[v] if is_var(v) else v for v in eqn.invars]
+        invars = renamed(eqn.invars, names)
         eqns.append(
             eqn.replace(invars=invars, outvars=outvars, source_info=like.source_info, ctx=like.ctx)
         )
-    return eqns, [names[v] if is_var(v) else v for v in template.outvars]
+    return eqns, renamed(template.outvars, names)
+
+
+def barrier(*operands: Any) -> Any:
+    """`lax.optimization_barrier`, to be spliced."""
+    return lax.optimization_barrier(operands)
 
 
 @functools.lru_cache(maxsize=1024)

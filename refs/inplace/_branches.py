@@ -10,14 +10,21 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-import jaxlib
 from jax import lax
 
 from refs import _jax
-from refs.inplace._body import LOOPS, UPDATES, Body, can_pass, is_buffer, is_var, size, splice
-
-# Newer ones update in place if each branch makes a single update of one and the same buffer.
-COPIES_LESS = jaxlib.version.__version_info__ >= (0, 11, 2)
+from refs.inplace._body import (
+    COPIES_LESS,
+    LOOPS,
+    UPDATES,
+    Body,
+    can_pass,
+    carries,
+    is_buffer,
+    is_var,
+    size,
+    splice,
+)
 
 
 def updated_operands(eqn: Any) -> set[int]:
@@ -75,13 +82,11 @@ def _root(body: Body, v: Any) -> int | None:
         output = list(eqn.outvars).index(v)
         if eqn.primitive in UPDATES:
             v = eqn.invars[0]
-        elif eqn.primitive is _jax.scan_p:
-            p = _jax.scan_params(eqn.params)
-            if output >= p.num_carry:
+        elif eqn.primitive in LOOPS:
+            first, n = carries(eqn)
+            if output >= n:
                 return None
-            v = eqn.invars[p.num_consts + output]
-        elif eqn.primitive is _jax.while_p:
-            v = eqn.invars[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] + output]
+            v = eqn.invars[first + output]
         elif eqn.primitive is _jax.cond_p:
             inner = [Body(_jax.as_closed(b).jaxpr) for b in eqn.params["branches"]]
             roots = {_root(b, b.outvars[output]) for b in inner}

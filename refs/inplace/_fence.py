@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from refs.inplace._body import UPDATES, can_pass, is_var, size, splice
+from refs.inplace._body import UPDATES, barrier, can_pass, is_small, is_var, splice, substitute
 
 _TELLING = {
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
@@ -53,7 +53,7 @@ def fenced(
     is_update = eqn.primitive in UPDATES
     operands = [v for v in _index_first(eqn) if is_var(v) and v is not buffer and can_pass(v)]
     if not is_update:
-        operands = [v for v in operands if 2 * size(v) <= size(buffer)]
+        operands = [v for v in operands if is_small(v, buffer)]
     candidates = [v for v in (*operands, *passing) if can_tell(v) and v not in constant]
     tokens = list(seen) or candidates[:1]
     can_fence = tokens and all(map(can_tell, tokens)) and all(map(can_pass, passing))
@@ -84,14 +84,13 @@ def _index_first(eqn: Any) -> list[Any]:
 
 def _barrier(eqn: Any, passing: Sequence[Any], operands: Sequence[Any]) -> Fenced:
     more = next(v for v in operands if v not in passing)
-    eqns, out = splice(_barriered, [*passing, more], eqn)
+    eqns, out = splice(barrier, [*passing, more], eqn)
     return _behind(eqn, eqns, [*passing, more], out)
 
 
 def _behind(eqn: Any, eqns: list[Any], values: Sequence[Any], out: Sequence[Any]) -> Fenced:
     names = dict(zip(values, out, strict=True))
-    invars = [names.get(v, v) if is_var(v) else v for v in eqn.invars]
-    return Fenced([*eqns, eqn.replace(invars=invars)], names)
+    return Fenced([*eqns, substitute(eqn, names)], names)
 
 
 def _update(
@@ -116,10 +115,6 @@ def _conditional(*atoms: Any, n_tokens: int) -> Any:
         lambda passing: tuple(map(jnp.zeros_like, passing)),
         atoms[n_tokens:],
     )
-
-
-def _barriered(*passing: Any) -> Any:
-    return lax.optimization_barrier(passing)
 
 
 def always(tokens: Sequence[Any]) -> Any:

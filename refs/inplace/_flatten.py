@@ -10,7 +10,18 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from refs import _jax
-from refs.inplace._body import ADDS, LOOPS, UPDATES, Body, is_buffer, is_var, splice, substitute
+from refs.inplace._body import (
+    ADDS,
+    LOOPS,
+    UPDATES,
+    Body,
+    barrier,
+    is_buffer,
+    is_var,
+    renamed,
+    splice,
+    substitute,
+)
 
 # What a derivative makes of a read: zeros with something put in.
 _DEPOSITS = (*UPDATES, lax.pad_p)
@@ -53,7 +64,7 @@ def _flatten(jaxpr: Any, known: dict[int, Any]) -> Any:
     body.eqns = []
     names: dict[Any, Any] = {}
     _append(body, jaxpr.eqns, names, known)
-    body.outvars = [names.get(v, v) if is_var(v) else v for v in body.outvars]
+    body.outvars = renamed(body.outvars, names)
     return body.close()
 
 
@@ -73,7 +84,7 @@ def _append(body: Body, eqns: Sequence[Any], names: dict[Any, Any], known: dict[
             if "name" in eqn.params:
                 name += f"({eqn.params['name']})"
             _append(body, [_jax.called_by(e, eqn, name) for e in called.eqns], inner, known)
-            outvars = [inner[v] if is_var(v) else v for v in called.outvars]
+            outvars = renamed(called.outvars, inner)
         names.update(zip(eqn.outvars, outvars, strict=True))
 
 
@@ -115,15 +126,11 @@ def _behind_barrier(eqn: Any, called: Any, body: Body) -> list[Any]:
         if flag and v not in onto and is_var(operands[k])
     ]
     if hidden:
-        eqns, out = splice(_barrier, [operands[k] for k in hidden], eqn)
+        eqns, out = splice(barrier, [operands[k] for k in hidden], eqn)
         body.eqns += eqns
         for k, v in zip(hidden, out, strict=True):
             operands[k] = v
     return operands
-
-
-def _barrier(*operands: Any) -> Any:
-    return lax.optimization_barrier(operands)
 
 
 def _put_onto(jaxpr: Any) -> set[Any]:

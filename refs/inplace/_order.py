@@ -17,7 +17,17 @@ from math import inf
 from typing import Any
 
 from refs import _jax
-from refs.inplace._body import LOOPS, UPDATES, Body, is_buffer, is_var, size, substitute
+from refs.inplace._body import (
+    LOOPS,
+    UPDATES,
+    Body,
+    carries,
+    is_buffer,
+    is_small,
+    is_var,
+    size,
+    substitute,
+)
 from refs.inplace._branches import updated_operands
 from refs.inplace._fence import fenced
 
@@ -148,7 +158,7 @@ class _Schedule:
         fences: list[Any] = []
         for v in filter(is_var, eqn.invars):
             for buffer in self.read_from.get(v, ()):
-                if buffer in self.read and _is_small(v, buffer) and self.tries[buffer]:
+                if buffer in self.read and is_small(v, buffer) and self.tries[buffer]:
                     stop = self.emit(self.update_of[buffer], can_wait=True)
                     self.tries[buffer] -= stop is not None
         mine = [v for v in dict.fromkeys(filter(is_var, eqn.invars)) if self.update_of.get(v) == k]
@@ -196,7 +206,7 @@ class _Schedule:
             elif v in self.read_from and not self._is_computed_once(v):
                 # Who computes something once from a value that is read again reads the buffer.
                 found = self.read_from[v]
-                sources |= {b: None for b in found if not once or not _is_small(v, b)}
+                sources |= {b: None for b in found if not once or not is_small(v, b)}
         sources = {b: None for b in sources if b in self.read}
         if len(sources) > MOST:
             return
@@ -215,7 +225,7 @@ class _Schedule:
                 return stop
         # Large values aren't kept: those who make small ones of them come first too.
         for v in self.read[buffer]:  # It grows.
-            if not _is_small(v, buffer) and not self._is_computed_once(v):
+            if not is_small(v, buffer) and not self._is_computed_once(v):
                 for j in self.taken_by.get(v, ()):
                     self.emit(j, can_wait=True)
         return None
@@ -236,7 +246,7 @@ class _Schedule:
             cut = [v for v in cut if not self._is_computed_once(v) or v in once]
             if all(self._is_for(v, k) for v in cut):
                 return [], []
-        seen = [v for v in once if not _is_small(v, buffer)]
+        seen = [v for v in once if not is_small(v, buffer)]
         return [v for v in cut if v not in seen], seen
 
     def _is_for(self, v: Any, k: int) -> bool:
@@ -272,20 +282,14 @@ def _updated(eqn: Any) -> list[Any]:
     """The buffers that an equation changes, or may return: what is to be done in place."""
     if eqn.primitive in UPDATES:
         atoms = eqn.invars[:1]
-    elif eqn.primitive is _jax.scan_p:
-        p = _jax.scan_params(eqn.params)
-        atoms = eqn.invars[p.num_consts : p.num_consts + p.num_carry]
-    elif eqn.primitive is _jax.while_p:
-        atoms = eqn.invars[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :]
+    elif eqn.primitive in LOOPS:
+        first, n = carries(eqn)
+        atoms = eqn.invars[first : first + n]
     elif eqn.primitive is _jax.cond_p:
         atoms = [eqn.invars[k] for k in sorted(updated_operands(eqn))]
     else:
         return []
     return [v for v in atoms if is_buffer(v)]
-
-
-def _is_small(v: Any, buffer: Any) -> bool:
-    return 2 * size(v) <= size(buffer)
 
 
 def _is_computed_once(eqn: Any) -> bool:

@@ -8,12 +8,9 @@ from typing import Any
 import jaxlib
 
 from refs.errors import RefValueError
-from refs.inplace import SMALLEST
+from refs.inplace import COPIES_LESS, SMALLEST
 from refs.testing._hlo import Module
 from refs.transforms.jit import Jitted, jit
-
-# From there on XLA expands `optimization_barrier` after it fuses, and copies less in branches.
-_COPIES_LESS = (0, 11, 2)
 
 
 def assert_in_place(fun: Callable[..., Any], *args: Any, loops_only: bool = False) -> None:
@@ -84,7 +81,7 @@ def assert_in_place(fun: Callable[..., Any], *args: Any, loops_only: bool = Fals
             f"{_name(fun)} is not in place: {'; '.join(wrong)}. A value that is used again after "
             "it has been overwritten has to be copied: use it before, or read the ref again"
         )
-        if jaxlib.version.__version_info__ < _COPIES_LESS:
+        if not COPIES_LESS:
             error.add_note(
                 f"If that isn't it, jaxlib {jaxlib.__version__} is: it copies what a branch reads "
                 "after it has written it, and where large parts are read. Upgrade to 0.11.2 or "

@@ -236,11 +236,7 @@ def run(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> 
 
 
 def _has_loops(closed: Any) -> bool:
-    return any(
-        eqn.primitive in (_jax.scan_p, _jax.while_p)
-        or any(_has_loops(inner) for inner in _jax.jaxprs_in(eqn.params))
-        for eqn in closed.jaxpr.eqns
-    )
+    return _jax.any_equation(closed, lambda eqn: eqn.primitive in _jax.loop_primitives)
 
 
 def in_transaction(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> Any:
