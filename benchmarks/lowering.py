@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import dispatch
 import jax
 import jax.numpy as jnp
 from rich.console import Console
@@ -106,17 +105,6 @@ def lowerings(program: Program) -> list[Callable[[], Any]]:
     ]
 
 
-def medians(ways: list[Callable[[], Any]], rounds: int) -> list[float]:
-    """Milliseconds, the ways taking turns; a first round fills JAX's caches and isn't counted."""
-    times: list[list[float]] = [[] for _ in ways]
-    for _ in range(rounds + 1):
-        for way, taken in zip(ways, times, strict=True):
-            start = time.perf_counter()
-            way()
-            taken.append((time.perf_counter() - start) * 1e3)
-    return [statistics.median(taken[1:]) for taken in times]
-
-
 def table(rounds: int) -> Table:
     table = Table(
         title=f"Milliseconds to trace and lower, ratio to by hand (jax {jax.__version__})"
@@ -127,7 +115,8 @@ def table(rounds: int) -> Table:
         table.add_column(title, justify="right")
     for program in programs():
         closed = jax.make_jaxpr(program.by_hand)(program.state, *program.args)
-        times = medians(lowerings(program), rounds)
+        # Before the rounds each is called once: that fills JAX's own caches.
+        times = [us / 1e3 for us in dispatch.medians(lowerings(program), rounds, repeat=1)]
         table.add_row(
             program.title,
             f"{len(closed.jaxpr.eqns):,}",
