@@ -14,13 +14,19 @@ from refs import _eager, _jax
 from refs._indexing import Index
 from refs._site import is_raised_by_jax, user_site
 from refs._values import fit
-from refs.errors import RefError, RefEscapeError, RefTypeError, RefValueError
+from refs.errors import RefError, RefEscapeError, RefStateError, RefTypeError, RefValueError
 
 
 def check_ref(ref: Any, doing: str) -> Any:
     """`ref`'s array type, after making sure that it is a ref that can be used here and now."""
-    if hasattr(ref, "_buffer"):  # A handle of ours: the common case, quickly.
-        ref._buffer()
+    if hasattr(ref, "_store"):  # A handle of ours: the common case, quickly.
+        ref._check()
+        if _jax.trace_state.value is None:
+            raise RefStateError(
+                f"{doing} of {describe(ref)} by code that interrupted JAX itself, a signal handler "
+                "for instance: JAX can't run anything before that has returned. Read the value "
+                "with `np.asarray(ref)`, or set a flag and look at it between two steps"
+            )
         return ref._aval.inner_aval
     if not isinstance(ref, _jax.NativeRef):
         raise RefTypeError(
@@ -54,9 +60,14 @@ class blamed:
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if isinstance(error, RefError) and not getattr(error, "_is_blamed", False):
-            blamed = type(error)(f"{self.doing} of {describe(self.ref)}: {error}")
-            blamed._is_blamed = True  # type: ignore[attr-defined]
-            raise blamed from None
+            # Not by a variable: an error and a frame that hold each other would keep the ref alive.
+            raise _blamed(error, f"{self.doing} of {describe(self.ref)}: {error}") from None
+
+
+def _blamed(error: RefError, text: str) -> RefError:
+    blamed = type(error)(text)
+    blamed._is_blamed = True  # type: ignore[attr-defined]
+    return blamed
 
 
 def get(ref: Any, idx: Any = None) -> jax.Array:
@@ -77,9 +88,12 @@ def get(ref: Any, idx: Any = None) -> jax.Array:
     >>> refs.get(r, slice(1, 3))
     Array([1, 2], dtype=int32)
     """
+    idx = ... if idx is None else idx
+    if _is_quick(ref) and (value := _eager.try_read(ref, idx)) is not None:
+        return value
     aval = check_ref(ref, "get")
     with blamed("get", ref):
-        index = Index.parse(... if idx is None else idx, aval.shape)
+        index = Index.parse(idx, aval.shape)
     return _read(ref, index)
 
 
@@ -102,6 +116,8 @@ def set(ref: Any, idx: Any, value: Any) -> None:
     >>> r
     Ref([7., 0., 7.], dtype=float32)
     """
+    if _is_quick(ref) and _eager.try_update(ref, ... if idx is None else idx, "set", value):
+        return
     index, value = _located(ref, idx, value, "set")
     _write(ref, index, value)
 
@@ -117,9 +133,7 @@ def swap(ref: Any, idx: Any, value: Any) -> jax.Array:
     """
     index, value = _located(ref, idx, value, "swap")
     if _jax.at_top_level():
-        old = _eager.read(ref, index)
-        _eager.write(ref, index, value)
-        return old
+        return _eager.swap(ref, index, value)
     return index.finish(_bind_swap(ref, index, value))
 
 
@@ -136,11 +150,17 @@ def addupdate(ref: Any, idx: Any, x: Any) -> None:
     >>> r
     Ref([2., 0., 1.], dtype=float32)
     """
+    if _is_quick(ref) and _eager.try_update(ref, ... if idx is None else idx, "add", x):
+        return
     index, x = _located(ref, idx, x, "addupdate")
     if _jax.at_top_level():
-        _eager.add(ref, index, x)
+        _eager.update(ref, index, "add", x)
     else:
         _bind_write(_jax.addupdate_p, ref, index, x)
+
+
+def _is_quick(ref: Any) -> bool:
+    return _jax.trace_state.value is _jax.eval_trace and hasattr(ref, "_store")
 
 
 def _located(ref: Any, idx: Any, value: Any, doing: str) -> tuple[Index, Any]:
@@ -176,7 +196,7 @@ def _read(ref: Any, index: Index) -> Any:
 
 def _write(ref: Any, index: Index, value: Any) -> None:
     if _jax.at_top_level():
-        _eager.write(ref, index, value)
+        _eager.update(ref, index, "set", value)
     else:
         _bind_swap(ref, index, value)
 

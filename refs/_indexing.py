@@ -206,6 +206,8 @@ class Index(NamedTuple):
 
     def update(self, x: Any, method: str, operand: Any) -> Any:
         """`x.at[...].<method>(operand)` of `jax.numpy`, for each method in `UPDATES`."""
+        if method in ("set", "add"):
+            return self._update(x, operand, method)
         if not self.has_arrays:
             new = UPDATES[method](self.read(x), operand)
             return self.write(x, fit(new, self.result_shape, x.dtype))

@@ -14,9 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from refs import _access, _jax
+from refs import _access, _jax, _store
+from refs._index_syntax import as_tuple
 from refs._ref_type import OPERATORS, Origin, RefType, no_attribute, refuse_operator, refuse_truth
 from refs._site import user_site
+from refs._store import Store
 from refs._view import ViewMaker
 from refs.errors import RefStateError, RefTypeError
 
@@ -37,13 +39,22 @@ class Ref(_jax.NativeRef):
     ((2, 3), dtype('int32'), 24)
     """
 
-    __slots__ = ("_buf", "_end")
+    __slots__ = (
+        "_dtype", "_end", "_index", "_is_plain", "_lost", "_shape", "_sharding", "_store", "_token",
+    )  # fmt: skip
     _aval: RefType
 
     def __init__(self, aval: RefType, buf: jax.Array):
         self._aval = aval
-        self._buf = buf
         self._end: str | None = None
+        self._lost: str | None = None
+        # The buffer is in the store, at the index; the token says who we are there.
+        self._store, self._index, self._token = Store.of([_jax.unwrap_keys(buf)]), 0, None
+        # Fixed for life, and asked for in each operation: no properties.
+        sharding = buf.sharding
+        self._shape, self._dtype = aval.shape, aval.dtype
+        self._sharding = sharding if len(sharding.device_set) > 1 else None
+        self._is_plain = self._sharding is None and not _jax.is_key(aval.dtype)
 
     @property
     def _refs(self) -> Ref:
@@ -52,16 +63,38 @@ class Ref(_jax.NativeRef):
             raise RefStateError(f"use of {_access.describe(self)}, which {self._end}")
         return self
 
+    @property
+    def _buf(self) -> jax.Array:
+        """What JAX takes for the array that it may update: the one held now."""
+        return _jax.wrap_keys(_store.peek(self), self._dtype)
+
     def _buffer(self) -> jax.Array:
-        """The array held now. (JAX's own write-back meets a deleted one; nobody else should.)"""
-        buf = self._refs._buf
-        if buf.is_deleted():
+        """The array held now; the next write may delete it."""
+        attempt = 0
+        while True:
+            buffer = _store.peek(self)
+            if not buffer.is_deleted():
+                return buffer
+            self._check()
+            attempt = _store.wait(attempt, [self])
+
+    def _check(self) -> None:
+        """Raises if the ref has ended, or its value was lost."""
+        box, index = self._refs._store.box, self._index
+        # An empty box is a call that is running. A buffer that has gone elsewhere is fine.
+        buffer = box[0][index] if box else None
+        if buffer is not None and buffer.is_deleted() and box and box[0][index] is buffer:
             raise RefStateError(
-                f"use of {_access.describe(self)}, whose value was lost: its buffer was given "
-                "to a call that failed, or donated by hand. Keep a checkpoint, `ref[...]`, where "
-                "a step can fail"
+                f"use of {_access.describe(self)}, whose value was lost"
+                f"{self._lost or ': its buffer was donated by hand'}. Keep a checkpoint, "
+                "`ref[...]`, where a step can fail"
             )
-        return buf
+
+    def _note_loss(self, cause: str) -> None:
+        """Remembers why the value was lost, if it was."""
+        box = self._store.box
+        if box and box[0][self._index] is not None and box[0][self._index].is_deleted():
+            self._lost = cause
 
     @property
     def name(self) -> str | None:
@@ -77,6 +110,12 @@ class Ref(_jax.NativeRef):
     def at(self) -> ViewMaker:
         """`ref.at[idx]` is a `RefView`: get, set, add, multiply, min, max, apply, swap."""
         return ViewMaker(self)
+
+    def __getitem__(self, idx: Any) -> jax.Array:
+        return _access.get(self, as_tuple(idx))
+
+    def __setitem__(self, idx: Any, value: Any) -> None:
+        _access.set(self, as_tuple(idx), value)
 
     def get(self, idx: Any = ...) -> jax.Array:
         """Returns `ref[idx]`."""
@@ -102,18 +141,31 @@ class Ref(_jax.NativeRef):
             return f"Ref(<{self._end}>, shape={self.shape}, dtype={self.dtype}{name})"
         if not _jax.at_top_level():
             return f"Ref(<being traced>, shape={self.shape}, dtype={self.dtype}{name})"
-        if self._buf.is_deleted():
-            return f"Ref(<lost>, shape={self.shape}, dtype={self.dtype}{name})"
         if jnp.issubdtype(self.dtype, jax.dtypes.extended):
             return f"Ref(shape={self.shape}, dtype={self.dtype}{name})"
-        # A copy: on some versions a view cached in the array would block the next donation.
+        try:
+            value = np.array(self[...])
+        except RefStateError:
+            state = "lost" if self._store.box else "being updated"
+            return f"Ref(<{state}>, shape={self.shape}, dtype={self.dtype}{name})"
         with jax.enable_x64(True):
-            text = repr(jnp.asarray(np.array(self._buf)))
+            text = repr(jnp.asarray(value))
         lines = text.removeprefix("Array").replace("\n  ", "\n")
         return f"Ref{lines[:-1]}{name})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self[...], dtype)
+        if _jax.is_key(self._dtype) or not (_jax.at_top_level() or _jax.trace_state.value is None):
+            return np.array(self[...], dtype)
+        # Without JAX's help: where a signal handler reads, JAX may be in the middle of something.
+        attempt = 0
+        while True:
+            try:
+                # A copy: on some versions a view cached in the array blocks the next donation.
+                return np.array(self._buffer(), dtype)
+            except RuntimeError as error:
+                if not _jax.is_about_deleted(error):
+                    raise
+            attempt = _store.wait(attempt, [self])
 
     def __copy__(self) -> Ref:
         return new_ref(self[...], name=self.name)
@@ -133,7 +185,7 @@ def _unpickled(value: np.ndarray, name: str | None) -> Ref:
     return new_ref(value, name=name)
 
 
-_jax.register_handle(Ref, lambda handles: [h._buffer() for h in handles])
+_jax.register_handle(Ref, lambda handles: [_jax.wrap_keys(h._buffer(), h._dtype) for h in handles])
 
 
 def is_concrete(x: Any) -> bool:
@@ -237,9 +289,7 @@ def freeze(ref: Any) -> jax.Array:
     if not is_concrete(ref):
         return _jax.freeze(ref)
     _check_not_tracing(ref, "freeze")
-    value = ref._refs._buf if isinstance(ref, Ref) else _jax.freeze(ref)
-    _end(ref, "was frozen")
-    return value
+    return _end(ref, "was frozen") if isinstance(ref, Ref) else _jax.freeze(ref)
 
 
 def free_ref(ref: Any) -> None:
@@ -253,9 +303,7 @@ def free_ref(ref: Any) -> None:
         _jax.free_ref(ref)
         return
     _check_not_tracing(ref, "free_ref")
-    buf = ref._refs._buf
-    _end(ref, "was freed")
-    buf.delete()
+    (_end(ref, "was freed") if isinstance(ref, Ref) else ref._refs._buf).delete()
 
 
 def _check_not_tracing(ref: Any, doing: str) -> None:
@@ -266,11 +314,9 @@ def _check_not_tracing(ref: Any, doing: str) -> None:
         )
 
 
-def _end(ref: Any, how: str) -> None:
-    if isinstance(ref, Ref):
-        site = user_site()
-        ref._end = f"{how} at {site}" if site else how
-        ref._buf = None  # type: ignore[assignment]  # nothing reads it once `_end` is set
+def _end(ref: Ref, how: str) -> jax.Array:
+    site = user_site()
+    return _jax.wrap_keys(_store.end(ref, f"{how} at {site}" if site else how), ref._dtype)
 
 
 def _adopt(ref: Any, origin: Origin) -> Any:

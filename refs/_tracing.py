@@ -6,6 +6,7 @@ one ref, refs may be returned, and what went wrong inside is said in terms of th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -270,6 +271,7 @@ class Call(NamedTuple):
     refs: list[Any]
     ref_places: tuple[int | None, ...]  # for each leaf: which distinct ref, or None
     leaves: list[Any]
+    flat: list[Any]
 
     @staticmethod
     def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -288,7 +290,7 @@ class Call(NamedTuple):
         items = [ref for _, ref in refs.values()]
         for ref in items:
             _access.check_ref(ref, "call")
-        return Call(tree, items, tuple(places), leaves)
+        return Call(tree, items, tuple(places), leaves, flat)
 
     def rebuild(
         self, refs: Sequence[Any], leaves: Sequence[Any]
@@ -329,5 +331,9 @@ def result_of(
 
 def adopt(value: Any, origin: Any) -> Ref:
     """A handle for the value of a ref made in a trace."""
-    aval = _jax.AbstractRef(_jax.typeof(value))
-    return Ref(RefType.of(aval, origin), _jax.commit(value))
+    return Ref(_type_of_new(_jax.typeof(value), origin), _jax.commit(value))
+
+
+@functools.lru_cache(maxsize=4096)
+def _type_of_new(aval: Any, origin: Any) -> RefType:
+    return RefType.of(_jax.AbstractRef(aval), origin)

@@ -1,11 +1,16 @@
 """Errors about the life of a ref, and the places where it can't go. See `test_errors.py`."""
 
+import runpy
+import sys
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import refs
-from refs import errors
+from refs import _holders, _jax, _store, errors
 from tests.error_case import X, raises
 
 # --- The life of a ref ----------------------------------------------------------------------------
@@ -48,12 +53,104 @@ def closed_over_after_free(r, i):
 
 @raises(
     errors.RefStateError,
-    "use of ref `local` (created at FILE:N), whose value was lost: its buffer was given to "
-    "a call that failed, or donated by hand. Keep a checkpoint, `ref[...]`, where a step "
-    "can fail",
+    "use of ref `local` (created at FILE:N), whose value was lost: its buffer was donated by "
+    "hand. Keep a checkpoint, `ref[...]`, where a step can fail",
 )
 def use_of_a_lost_ref(r, i):
     local(lambda ref: ref._buffer().delete())[0]
+
+
+@raises(
+    errors.RefStateError,
+    "use of ref `local` (created at FILE:N), whose value was lost in a call of `step` that "
+    "failed with MemoryError('on purpose'). Keep a checkpoint, `ref[...]`, where a step can fail",
+)
+def use_of_a_ref_lost_in_a_call(r, i):
+    ref = local()
+
+    @refs.jit
+    def step(ref):
+        ref[0] += 1
+
+    step(ref)
+    [program] = step.lower.__self__._all()
+
+    def consume(state):
+        state[0].delete()
+        raise MemoryError("on purpose")
+
+    consume._clear_cache = lambda: None  # as jax.jit's
+    program.compiled = consume
+    try:
+        step(ref)
+    except MemoryError:
+        ref[0]
+
+
+@raises(
+    errors.RefStateError,
+    "use of ref `local` (created at FILE:N), which a call is updating right now, by code that "
+    "interrupted that call: the call can't end before this does. Pass the value to the callback "
+    "as an argument, `ref[...]`, or use the ref when the call has returned",
+)
+def use_of_a_ref_while_it_is_updated(r, i):
+    ref = local()
+    _store.taken([ref], lambda lists, indices: ref[0])
+
+
+@raises(
+    errors.RefStateError,
+    "get of ref `local` (created at FILE:N) by code that interrupted JAX itself, a signal handler "
+    "for instance: JAX can't run anything before that has returned. Read the value with "
+    "`np.asarray(ref)`, or set a flag and look at it between two steps",
+)
+def use_of_a_ref_while_jax_does_something(r, i):
+    ref = local()
+    with mock.patch.object(_jax, "trace_state", mock.Mock(value=None)):
+        assert np.asarray(ref)[0] == 0
+        ref[0]
+
+
+@raises(
+    errors.RefStateError,
+    "write to ref `local` (created at FILE:N) by a callback, while a call with callbacks reads it: "
+    "it would wait for that call, and the call for this. Return the new value from the callback, "
+    "or write it when the call has returned",
+)
+def write_in_a_callback_of_what_its_call_reads(r, i):
+    ref = local()
+    with (
+        mock.patch.dict(_holders.reading, {0: [ref]}),
+        mock.patch.object(_jax, "is_callback_frame", return_value=True),
+    ):
+        ref[0] = 1
+
+
+@raises(
+    errors.RefTypeError,
+    "call of the method step on a Slotted, which is no pytree and can't be referred to weakly: "
+    "register the class with `jax.tree_util.register_dataclass`, or give it a slot `__weakref__`",
+)
+def method_of_what_has_no_weak_references(r, i):
+    class Slotted:
+        __slots__ = ()
+
+        @refs.jit
+        def step(self):
+            r[0] += 1
+
+    Slotted().step()
+
+
+@raises(
+    ImportError,
+    "refs needs Python's global interpreter lock: what makes its updates atomic are the places "
+    "where threads can switch, and a free-threaded Python has other ones. Run with PYTHON_GIL=1, "
+    "or use a Python with the lock",
+)
+def import_without_the_lock(r, i):
+    with mock.patch.object(sys, "_is_gil_enabled", create=True, return_value=False):
+        runpy.run_path(_store.__file__)
 
 
 @raises(

@@ -34,7 +34,14 @@ MODULES = (
 )
 PACKAGE = Path(refs.__file__).parent
 # Raised for Python's own machinery, which turns them into something else.
-INTERNAL = {("_ref.py", "raise AttributeError(name)")}
+# Some never reach a user.
+INTERNAL = {
+    ("_ref.py", "raise AttributeError(name)"),
+    ("_dispatch.py", "raise OtherRefs"),
+    ("_dispatch.py", "raise ValueError"),
+    ("_entry.py", "raise OtherRefs"),
+    ("_entry.py", "raise OtherTypes"),
+}
 
 
 class Outcome(NamedTuple):

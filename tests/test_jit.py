@@ -74,31 +74,6 @@ def test_methods_of_a_registered_dataclass():
     assert layer.count[...] == 3
 
 
-def test_a_method_of_a_class_that_is_no_pytree():
-    class Plain:
-        def __init__(self):
-            self.r = ref()
-
-        @refs.jit
-        def step(self, x):
-            self.r[0] = x
-
-        @functools.partial(refs.jit, static_argnums=0)
-        def static_step(self, x):
-            self.r[0] = x
-
-    obj = Plain()
-    with pytest.raises(TypeError):
-        obj.step(1.0)
-    holds(obj.r, 0, 1, 2, 3)
-    obj.static_step(5.0)
-    holds(obj.r, 5, 1, 2, 3)
-    other = Plain()
-    other.static_step(6.0)
-    holds(other.r, 6, 1, 2, 3)
-    holds(obj.r, 5, 1, 2, 3)
-
-
 def test_views_are_arguments():
     r = refs.new_ref(X.reshape(2, 2))
 

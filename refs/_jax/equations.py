@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -96,9 +97,24 @@ def strong(x: Any) -> Any:
     return jax.lax.convert_element_type(x, x.dtype) if weak else x
 
 
+def forget_fast_path(compiled: Any) -> None:
+    """Makes the next call of a `jax.jit` find its program again, which is still compiled.
+
+    `clear_cache` would throw away the traces of all functions.
+    """
+    compiled._clear_cache()
+
+
 def commit(x: Any) -> Any:
-    """The same buffer, committed to its device as a ref's must be (the newest JAX checks)."""
-    return x if x.committed else jax.device_put(x, x.sharding)
+    """The same buffer, committed to its device if those of JAX's own refs are: JAX compares."""
+    if x.committed or not _refs_are_committed():
+        return x
+    return jax.device_put(x, x.sharding)
+
+
+@functools.cache
+def _refs_are_committed() -> bool:
+    return core.new_ref(jax.numpy.zeros(()))._refs._buf.committed  # in the newest JAX
 
 
 def new_var(aval: Any) -> Any:

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
-from jax._src import ad_util, compute_on, config, core, custom_derivatives, source_info_util
+import jax
+from jax._src import (
+    ad_util,
+    callback,
+    compute_on,
+    config,
+    core,
+    custom_derivatives,
+    debugging,
+    source_info_util,
+)
 from jax._src import xla_metadata as _xla_metadata
 from jax._src.ad_checkpoint import remat_p as remat_p
 from jax._src.array import ArrayImpl as ArrayImpl
@@ -19,6 +30,7 @@ from jax._src.lax.control_flow.conditionals import cond_p as cond_p
 from jax._src.lax.control_flow.loops import scan_p as scan_p
 from jax._src.lax.control_flow.loops import while_p as while_p
 from jax._src.pjit import jit_p as jit_p
+from jax._src.random import prng
 from jax._src.shard_map import shard_map_p as shard_map_p
 from jax._src.state import primitives as _state
 from jax._src.state.discharge import run_state_p as run_state_p
@@ -82,6 +94,11 @@ def at_top_level() -> bool:
     return core.trace_ctx.is_top_level()
 
 
+# `trace_state.value is eval_trace` says the same in a tenth of the time: it is asked at each call.
+trace_state = core.trace_state_strong_ref
+eval_trace = core.eval_trace
+
+
 def current_trace() -> Any:
     return core.trace_ctx.trace
 
@@ -90,14 +107,64 @@ def is_jit_disabled() -> bool:
     return bool(config.disable_jit.value)
 
 
+debug_nans = config.debug_nans
+debug_infs = config.debug_infs
+
+
 def trace_context() -> Any:
     """What a trace depends on besides its arguments: x64, default precision, the mesh …"""
     return config.trace_context()
 
 
+def context_in_jit() -> Any:
+    """`trace_context`, without the mesh that JAX's jit itself sets when it traces."""
+    meshes = (jax.sharding.AbstractMesh, jax.sharding.Mesh)
+    return [x for x in config.trace_context() if not isinstance(x, meshes)]
+
+
+def type_in_jit(x: Any) -> Any:
+    """The type of an argument of JAX's jit: where that says how it is sharded, all of it."""
+    aval: Any = core.shaped_abstractify(x)
+    explicit = aval.sharding if has_explicit_sharding(aval) else None
+    return aval.shape, aval.dtype, aval.weak_type, explicit
+
+
 # The lines that jaxprs and HLO point to are the user's, not ours.
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 source_info_util.register_exclusion(_PACKAGE + os.sep)
+
+
+def is_about_deleted(error: BaseException) -> bool:
+    """Whether a program wasn't run because an array given to it was donated before."""
+    return isinstance(error, RuntimeError | ValueError) and "been deleted" in str(error)
+
+
+def is_callback_frame(frame: FrameType) -> bool:
+    """Whether a frame of the stack is that of JAX calling back from a running program."""
+    code = frame.f_code
+    return code.co_filename in _CALLBACKS and code.co_name.endswith("_callback_impl")
+
+
+_CALLBACKS = (callback.__file__, debugging.__file__)
+
+
+def is_key(dtype: Any) -> bool:
+    return isinstance(dtype, prng.KeyTy)
+
+
+def unwrap_keys(x: Any) -> Any:
+    """The array of bits that an array of PRNG keys is made of, the very one; others are themselves.
+
+    Made and taken apart in Python, an array of keys is nothing that a compiled call should return.
+    """
+    if not is_key(x.dtype):
+        return x
+    return x._base_array if isinstance(x, prng.PRNGKeyArray) else prng.random_unwrap(x)
+
+
+def wrap_keys(x: Any, dtype: Any) -> Any:
+    """The inverse of `unwrap_keys`."""
+    return prng.random_wrap(x, impl=dtype._impl) if is_key(dtype) else x
 
 
 def var_of(tracer: Any) -> Any:

@@ -10,7 +10,8 @@ import jaxlib
 from refs.errors import RefValueError
 from refs.inplace import COPIES_LESS, SMALLEST
 from refs.testing._hlo import Module
-from refs.transforms.jit import Jitted, jit
+from refs.transforms._stages import Lowered
+from refs.transforms.jit import jit
 
 
 def assert_in_place(fun: Callable[..., Any], *args: Any, loops_only: bool = False) -> None:
@@ -50,7 +51,7 @@ def assert_in_place(fun: Callable[..., Any], *args: Any, loops_only: bool = Fals
     lowered = compiles.lower(*args)  # type: ignore[union-attr]
     module = Module.parse(lowered.compile().as_text())
     arrays = module.parameters()
-    if isinstance(compiles, Jitted):
+    if isinstance(lowered, Lowered):
         names = [origin.describe() if origin else "a ref" for origin in lowered.written]
     else:
         names = [

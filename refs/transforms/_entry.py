@@ -1,17 +1,19 @@
-"""One traced and compiled form of a function, and how it is called."""
+"""One traced and compiled form of a function, and what a call of it takes and gives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
 
-from refs import _jax
+from refs import _jax, _store
 from refs._access import check_ref
-from refs._eager import buffer_of, store
-from refs._tracing import Call, adopt, result_of
-from refs.transforms._signature import Static, broadcast_prefix
+from refs._eager import buffer_of, is_ours, sharding_of
+from refs._store import get_token, peek_all
+from refs._tracing import Call, adopt, ref_type, result_of
+from refs.transforms._signature import NO_STATIC, Static, broadcast_prefix
 from refs.transforms._transaction import Transaction, links_of
 from refs.transforms.in_place import call_in_place
 
@@ -25,82 +27,261 @@ class Options(NamedTuple):
     inline: bool
 
 
+class OtherTypes(Exception):
+    """A compiled function was called with types that its program wasn't traced for."""
+
+
+class OtherRefs(Exception):
+    """A call's refs are other ones, of one another or of those closed over, than in a program."""
+
+
 class Entry:
-    """One traced and compiled form of a function."""
+    """One traced and compiled form of a function.
+
+    Its compiled function takes `(state, constants, kept, donated)`, lists of arrays: what the
+    written refs hold, what those only read hold, and the other arguments. It returns `(new state,
+    rest)`: state comes first, since XLA gives an alias to the first output that fits. Arrays of
+    PRNG keys go in and out as bits.
+
+    Attributes:
+      transaction: the traced function.
+      call_context: what the trace depended on besides the arguments.
+      is_bare: whether the arguments are just the refs that are written, each once: then the
+        compiled function takes the state only.
+      is_single: whether it is just one.
+      can_fail: whether the program can fail while it runs, and something would be lost then.
+      is_careful: whether a call goes through `run_carefully`: it can fail, or touches a handle of
+        JAX's.
+      is_direct: whether `rest` is the function's result as it stands.
+      is_alone: whether the function has no other. `flatten` says so if the structure is another
+        one, but takes its time: it prints the arguments.
+      flatten: gives the leaves of arguments of this structure, or raises ValueError.
+      written_of: gives the refs that a call with these leaves writes. Raises OtherRefs where refs
+        are not the same ones, of one another and of those closed over, as in this program.
+    """
 
     def __init__(
         self,
         fun: Callable[..., Any],
-        static: Static,
+        static: Static | None,
         donated: Sequence[bool],
         options: Options,
         call: Call,
     ):
         def rebuild(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
-            return static.restore(*call.rebuild(refs, leaves))
+            return (static or NO_STATIC).restore(*call.rebuild(refs, leaves))
 
-        self.transaction = Transaction.of(fun, call.refs, call.leaves, rebuild)
-        for ref in self.transaction.program.refs:
+        self.static, self.is_alone = static, True
+        self.ref_places = call.ref_places
+        self.transaction = t = Transaction.of(fun, call.refs, call.leaves, rebuild)
+        for ref in t.program.refs:
             check_ref(ref, "call")
-        self._donated = [d for d, k in zip(donated, call.ref_places, strict=True) if k is None]
-        self._can_fail = _jax.can_fail(self.transaction.traced.jaxpr)
-        self.compiled = self._compile(fun, options, call)
+        self.name = getattr(fun, "__name__", "function")
+        self.flatten = call.tree.flatten_up_to
+        self._place(call, donated)
+        self._tokens = self._pick = None
+        written, read = t.refs(t.written, call.refs), t.refs(t.read, call.refs)
+        self.can_fail = bool(written) and _jax.can_fail(t.traced.jaxpr)
+        self.is_careful = self.can_fail or not all(map(is_ours, (*written, *read)))
+        self.is_single = len(written) == 1
+        self.is_direct = (
+            options.out_shardings is None
+            and all(m is None for m in t.traced.out_leaves)
+            and not any(_jax.is_key(a.dtype) for a in t.traced.jaxpr.out_avals)
+            and _is_built_in(t.traced.out_tree)
+        )
+        self._dtypes = {s: ref_type(r).dtype for s, r in self._slots(call.refs)}
+        self._compile(options, call)
+        # Now, while all refs still hold what they hold: it takes long, and may fail.
+        lowered = self.trace(call.flat).lower()
+        if not options.compiler_options:
+            lowered.compile()
 
-    def _compile(self, fun: Callable[..., Any], options: Options, call: Call) -> Any:
-        def pure(state: Any, constants: Any, donated: list[Any], kept: list[Any]) -> Any:
-            leaves = self._join(donated, kept)
-            return call_in_place(self.transaction.run, state, constants, leaves)
+    def _place(self, call: Call, donated: Sequence[bool]) -> None:
+        """Finds out where among the leaves of a call everything stands."""
+        t = self.transaction
+        place: dict[int, int] = {}  # of each distinct ref argument: where it stands first
+        for k, number in enumerate(call.ref_places):
+            if number is not None:
+                place.setdefault(number, k)
+        self._first_places = [place[i] for i in range(len(place))]
+        repeated = [
+            (k, place[number])
+            for k, number in enumerate(call.ref_places)
+            if number is not None and k != place[number]
+        ]
+        linked = [(place[i], k) for i, k in enumerate(t.links) if k is not None]
+        self.written_of = self._picker_of_refs(t.written)
+        if repeated or linked:
+            pick, outers = self.written_of, t.program.refs
 
-        pure.__name__ = pure.__qualname__ = getattr(fun, "__name__", "function")
-        keywords: dict[str, Any] = {}
+            def checked(flat: list[Any]) -> Any:
+                if all(flat[i] is flat[j] for i, j in repeated) and all(
+                    flat[i] is outers[k] for i, k in linked
+                ):
+                    return pick(flat)
+                raise OtherRefs
+
+            self.written_of = checked
+        self.read_of = self._picker_of_refs(t.read) if t.read else None
+        arrays = [k for k, number in enumerate(call.ref_places) if number is None]
+        self._kept = [k for k in arrays if not donated[k]]
+        self._donated = [k for k in arrays if donated[k]]
+        self.kept_of, self.donated_of = _picker(self._kept), _picker(self._donated)
+        self.is_bare = not (repeated or linked or arrays or t.read) and [
+            s.argument for s in t.written
+        ] == [*range(len(call.ref_places))]
+
+    def _picker_of_refs(self, slots: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        """A function from the leaves of a call to the refs that slots stand for: a sequence."""
+        outers = [self.transaction.program.refs[s.outer] for s in slots if s.argument is None]
+        places = [self._first_places[s.argument] for s in slots if s.argument is not None]
+        if not places:
+            return lambda flat: outers
+        pick = _picker(places)
+        return (lambda flat: [*pick(flat), *outers]) if outers else pick
+
+    def _slots(self, arguments: Sequence[Any]) -> list[tuple[Any, Any]]:
+        t = self.transaction
+        slots = [*t.written, *t.read]
+        return list(zip(slots, t.refs(slots, arguments), strict=True))
+
+    # -- the compiled function ------------------------------------------------------------------
+
+    def _compile(self, options: Options, call: Call) -> None:
+        # What is compiled doesn't hold the entry: that holds it, and with it the refs.
+        t, dtypes, is_direct = self.transaction, self._dtypes, self.is_direct
+        expected: list[Any] = []
+        order = {k: j for j, k in enumerate([*self._kept, *self._donated])}
+        arrays = sorted(order)
+
+        def pure(state: Any, constants: Any = (), kept: Any = (), donated: Any = ()) -> Any:
+            flat, tree = jax.tree.flatten((state, constants, kept, donated))
+            types = (tree, list(map(_jax.type_in_jit, flat)), _jax.context_in_jit())
+            if not expected:
+                expected.append(types)
+            if expected[0] != types or _jax.is_jit_disabled():
+                raise OtherTypes
+            given = [*kept, *donated]
+            leaves = [given[order[k]] for k in arrays]
+            return call_in_place(run, state, constants, leaves)
+
+        def run(state: Any, constants: Any, leaves: Any) -> Any:
+            state = [_jax.wrap_keys(x, dtypes[s]) for x, s in zip(state, t.written, strict=True)]
+            constants = [
+                _jax.wrap_keys(x, dtypes[s]) for x, s in zip(constants, t.read, strict=True)
+            ]
+            state, rest = t.run(state, constants, leaves)
+            if is_direct:
+                return list(map(_jax.unwrap_keys, state)), t.traced.out_tree.unflatten(rest[0])
+            return jax.tree.map(_jax.unwrap_keys, (state, rest))
+
+        pure.__name__ = pure.__qualname__ = self.name
+        keywords = self._shardings(options, call)
         if options.compiler_options:
             keywords["compiler_options"] = options.compiler_options
+        donated = 0 if self.is_bare else (0, 3)
+        self.compiled = jax.jit(pure, donate_argnums=donated, keep_unused=True, **keywords)
+        # Donating nothing, for debugging: JAX then runs the program a second time.
+        self.compiled_kept = jax.jit(pure, keep_unused=True, **keywords)
+
+    def _shardings(self, options: Options, call: Call) -> dict[str, Any]:
+        t = self.transaction
+        found: dict[str, Any] = {}
         if options.in_shardings is not None:
             flat = broadcast_prefix(options.in_shardings, call.tree)
-            arrays = [s for s, k in zip(flat, call.ref_places, strict=True) if k is None]
-            keywords["in_shardings"] = (None, None, *self._split(arrays))
-        state = self._shardings(self.transaction.refs(self.transaction.written, call.refs))
+            if not self.is_bare:
+                found["in_shardings"] = (None, None, self.kept_of(flat), self.donated_of(flat))
+        state = [sharding_of(r) for r in t.refs(t.written, call.refs)]
+        shardings = state if any(s is not None for s in state) else None
         if options.out_shardings is not None:
-            traced = self.transaction.traced
-            markers = traced.out_leaves
-            flat = broadcast_prefix(options.out_shardings, traced.out_tree)
-            arrays = [s for s, m in zip(flat, markers, strict=True) if m is None]
-            keywords["out_shardings"] = (state, (arrays, None))
-        elif state is not None:
-            keywords["out_shardings"] = (state, None)
-        return jax.jit(pure, donate_argnums=(0, 2), keep_unused=True, **keywords)
+            flat = broadcast_prefix(options.out_shardings, t.traced.out_tree)
+            arrays = [s for s, m in zip(flat, t.traced.out_leaves, strict=True) if m is None]
+            found["out_shardings"] = (shardings, (arrays, None))
+        elif shardings is not None:
+            found["out_shardings"] = (shardings, None)
+        return found
 
-    @staticmethod
-    def _shardings(refs: Sequence[Any]) -> Any:
-        """A ref keeps its sharding; on a single device there is nothing to say."""
-        shardings = [buffer_of(r).sharding for r in refs]
-        return shardings if any(len(s.device_set) > 1 for s in shardings) else None
+    # -- a call ---------------------------------------------------------------------------------
 
-    def fits(self, refs: Sequence[Any]) -> bool:
-        return self.transaction.links == links_of(refs, self.transaction.program.refs)
+    def refs_of(self, flat: list[Any]) -> list[Any]:
+        """The refs that a call with these leaves touches."""
+        return [*self.written_of(flat), *(self.read_of(flat) if self.read_of is not None else ())]
 
-    def operands(self, call: Call) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-        """What the compiled function takes."""
+    def gather(self, flat: list[Any]) -> None:
+        """Brings the refs of a call together, where that makes it fast."""
+        _store.gather(self.written_of(flat))
+        if self.read_of is not None:
+            read = self.read_of(flat)
+            if all(r._store.size == 1 for r in read):
+                _store.gather(read)
+            self._tokens, self._pick = _store.picker(read)
+
+    def peek(self, flat: list[Any]) -> Any:
+        """What the refs hold that a call only reads, all at one moment; else an IndexError."""
+        read = self.read_of(flat)  # type: ignore[misc]
+        if [*map(get_token, read)] == self._tokens:
+            return [*self._pick(read[0]._store.box[0])]  # type: ignore[misc]
+        return peek_all(read)
+
+    def fits(self, call: Call) -> bool:
+        """Whether refs of a call are the same ones, of one another and of those closed over."""
         t = self.transaction
-        return (
-            [buffer_of(r) for r in t.refs(t.written, call.refs)],
-            [buffer_of(r) for r in t.refs(t.read, call.refs)],
-            *self._split(call.leaves),
-        )
+        return self.ref_places == call.ref_places and t.links == links_of(call.refs, t.program.refs)
 
-    def run(self, compiled: Callable[..., Any], call: Call) -> Any:
-        """Runs the compiled function and gives the written refs their new buffers."""
+    def may_run_again(
+        self,
+        error: BaseException,
+        written: Sequence[Any],
+        state: Sequence[Any],
+        operands: Sequence[Any] | None,
+    ) -> bool:
+        """What a call that failed is to do, all of its refs being back: begin again, or raise.
+
+        `operands` are those beside the state, None if the program wasn't called yet.
+        """
+        if operands is None:  # What it reads is taken by another thread, or it has other arguments.
+            return isinstance(error, IndexError | AttributeError)
+        if isinstance(error, OtherTypes):
+            return True
+        if _jax.is_about_deleted(error):
+            # Another thread's call came between, or a value is lost, which is said next time.
+            read = operands[0][0] if operands else ()
+            return any(x.is_deleted() for x in (*state, *read))
+        # JAX would call a function that has failed at its first run the slow way ever after.
+        _jax.forget_fast_path(self.compiled)
+        for ref in written:
+            if is_ours(ref):
+                ref._note_loss(f" in a call of `{self.name}` that failed with {error!r:.200}")
+        return False
+
+    def operands(self, flat: list[Any], state: list[Any], constants: list[Any]) -> tuple[Any, ...]:
+        """What the compiled function takes, for a call with these leaves."""
+        if self.is_bare:
+            return (state,)
+        constants = constants if self.read_of is not None else ()  # type: ignore[assignment]
+        return state, constants, self.kept_of(flat), self.donated_of(flat)
+
+    def trace(self, flat: list[Any]) -> Any:
+        """The compiled function's trace, as JAX gives it."""
+        state = [buffer_of(r) for r in self.written_of(flat)]
+        constants = [buffer_of(r) for r in self.read_of(flat)] if self.read_of is not None else []
+        return self.compiled.trace(*self.operands(flat, state, constants))
+
+    def result(self, rest: Any, flat: list[Any]) -> Any:
+        """The function's result."""
         t = self.transaction
-        written = t.refs(t.written, call.refs)
-        operands = self.operands(call)
-        if self._can_fail:
-            state, (arrays, new) = _run_or_restore(compiled, written, operands)
-        else:
-            state, (arrays, new) = compiled(*operands)
-        for ref, buffer in zip(written, state, strict=True):
-            store(ref, buffer)
-        made = [adopt(v, origin) for v, origin in zip(new, t.new_origins, strict=True)]
-        return result_of(t.traced.out_tree, t.traced.out_leaves, arrays, call.refs, made)
+        if self.is_direct:
+            return rest
+        arrays, made = rest
+        avals = t.traced.jaxpr.out_avals
+        arrays = [_jax.wrap_keys(x, a.dtype) for x, a in zip(arrays, avals, strict=False)]
+        made = [
+            adopt(_jax.wrap_keys(x, a.dtype), origin)
+            for x, a, origin in zip(made, avals[len(arrays) :], t.new_origins, strict=True)
+        ]
+        arguments = [flat[k] for k in self._first_places]
+        return result_of(t.traced.out_tree, t.traced.out_leaves, arrays, arguments, made)
 
     @property
     def out_info(self) -> Any:
@@ -121,21 +302,20 @@ class Entry:
             [shape(a, is_ref=True) for a in avals[n_arrays:]],
         )
 
-    def _split(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        donated = [x for x, d in zip(leaves, self._donated, strict=True) if d]
-        return donated, [x for x, d in zip(leaves, self._donated, strict=True) if not d]
 
-    def _join(self, donated: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
-        first, second = iter(donated), iter(kept)
-        return [next(first) if d else next(second) for d in self._donated]
+def _picker(places: Sequence[int]) -> Callable[[list[Any]], Any]:
+    """A function that picks what stands at these places of a list: a list or a tuple."""
+    places = list(places)
+    if not places:
+        return lambda flat: ()
+    if places == list(range(places[0], places[-1] + 1)):
+        return itemgetter(slice(places[0], places[-1] + 1))
+    return itemgetter(*places)
 
 
-def _run_or_restore(compiled: Callable[..., Any], written: Sequence[Any], operands: Any) -> Any:
-    """A program that can fail consumes its inputs all the same: it gets them, we keep copies."""
-    copies = [buffer.copy() for buffer in operands[0]]
-    try:
-        return jax.block_until_ready(compiled(*operands))
-    except BaseException:
-        for ref, copy in zip(written, copies, strict=True):
-            store(ref, copy)
-        raise
+def _is_built_in(tree: Any) -> bool:
+    """Whether a structure is made without running Python code, which could raise."""
+    data = tree.node_data()
+    if data is not None and data[0] not in (list, tuple, dict, type(None)):
+        return False
+    return all(map(_is_built_in, tree.children()))

@@ -50,7 +50,25 @@ class Choice(NamedTuple):
     def positions(self, args: Sequence[Any]) -> frozenset[int]:
         """The chosen positions among `args`."""
         n = len(args)
-        return frozenset(k % n for k in self.nums if -n <= k < n)
+        return frozenset([k % n for k in self.nums if -n <= k < n])
+
+    def without_first(self) -> Choice:
+        """The same arguments of a function whose first one is given already."""
+        return Choice(tuple([k - 1 if k > 0 else k for k in self.nums if k]), self.names)
+
+    def split(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Static, tuple[Any, ...], dict[str, Any]]:
+        """Takes the chosen arguments of a call for static ones, and the rest."""
+        positions = self.positions(args) if args else ()
+        by_position = tuple([(k, args[k]) for k in sorted(positions)])
+        by_name = tuple([(n, kwargs[n]) for n in sorted(self.names) if n in kwargs])
+        types = tuple([type(value) for _, value in (*by_position, *by_name)])
+        if by_name:
+            kwargs = {k: v for k, v in kwargs.items() if k not in self.names}
+        if by_position:
+            args = tuple([a for k, a in enumerate(args) if k not in positions])
+        return Static(by_position, by_name, types), args, kwargs
 
 
 class Static(NamedTuple):
@@ -69,37 +87,32 @@ class Static(NamedTuple):
             merged.insert(k, value)
         return tuple(merged), {**kwargs, **dict(self.named)}
 
+    def checked(self) -> Static:
+        """These, if they can be static.
 
-def take_static(
-    choice: Choice, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Static, tuple[Any, ...], dict[str, Any]]:
-    """Splits a call's arguments into static ones and the rest.
+        Raises:
+          RefTypeError: if a static argument is or holds a ref.
+          RefValueError: if one can't be hashed.
+        """
+        for place, value in (*self.positional, *self.named):
+            for leaf in jax.tree.leaves(value):
+                if is_ref(leaf):
+                    raise RefTypeError(
+                        f"static argument {place!r} holds {describe(leaf)}: a static argument is "
+                        "part of the compiled program, and a ref changes. Pass it as an ordinary "
+                        "argument"
+                    )
+            try:
+                hash(value)
+            except TypeError:
+                raise RefValueError(
+                    f"static argument {place!r} of type {type(value).__name__} can't be hashed: "
+                    "make it hashable, a tuple for instance, or don't make it static"
+                ) from None
+        return self
 
-    Raises:
-      RefTypeError: if a static argument is or holds a ref.
-      RefValueError: if one can't be hashed.
-    """
-    positions = choice.positions(args)
-    by_position = tuple((k, args[k]) for k in sorted(positions))
-    by_name = tuple((name, kwargs[name]) for name in sorted(choice.names & kwargs.keys()))
-    types = tuple(type(value) for _, value in (*by_position, *by_name))
-    static = Static(by_position, by_name, types)
-    for place, value in (*static.positional, *static.named):
-        for leaf in jax.tree.leaves(value):
-            if is_ref(leaf):
-                raise RefTypeError(
-                    f"static argument {place!r} holds {describe(leaf)}: a static argument is part "
-                    "of the compiled program, and a ref changes. Pass it as an ordinary argument"
-                )
-        try:
-            hash(value)
-        except TypeError:
-            raise RefValueError(
-                f"static argument {place!r} of type {type(value).__name__} can't be hashed: make "
-                "it hashable, a tuple for instance, or don't make it static"
-            ) from None
-    rest = tuple(a for k, a in enumerate(args) if k not in positions)
-    return static, rest, {k: v for k, v in kwargs.items() if k not in choice.names}
+
+NO_STATIC = Static((), (), ())
 
 
 def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:

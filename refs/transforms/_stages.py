@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from refs._tracing import Call
 from refs.errors import RefTypeError
+from refs.transforms._dispatch import run_carefully
+from refs.transforms._entry import Entry
 
-if TYPE_CHECKING:
-    from refs.transforms._entry import Entry
-
-_Prepare = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[Entry, Call]"]
+_Prepare = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[Entry, list[Any]]"]
 
 
 class Traced:
@@ -24,9 +22,9 @@ class Traced:
       out_info: the result's shapes and dtypes.
     """
 
-    def __init__(self, entry: Entry, call: Call, prepare: _Prepare):
+    def __init__(self, entry: Entry, flat: list[Any], prepare: _Prepare):
         self._entry, self._prepare = entry, prepare
-        self._traced = entry.compiled.trace(*entry.operands(call))
+        self._traced = entry.trace(flat)
         self.effectful_jaxpr = entry.transaction.traced.jaxpr
         self.jaxpr = self._traced.jaxpr
         self.out_info = entry.out_info
@@ -70,13 +68,13 @@ class Compiled:
         self.out_info = entry.out_info
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        entry, call = self._prepare(args, kwargs)
+        entry, flat = self._prepare(args, kwargs)
         if entry is not self._entry:
             raise RefTypeError(
                 "a compiled function was called with arguments of other types, other aliases "
                 "among its refs or other static values than it was compiled for"
             )
-        return entry.run(self._compiled, call)
+        return run_carefully(entry, flat, self._compiled)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._compiled, name)

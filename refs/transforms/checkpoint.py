@@ -10,7 +10,7 @@ import jax
 
 from refs._tracing import Call
 from refs.transforms._nested import call_over_arrays
-from refs.transforms._signature import Choice, broadcast_prefix, take_static
+from refs.transforms._signature import Choice, broadcast_prefix
 from refs.transforms._transaction import in_transaction
 
 
@@ -49,7 +49,8 @@ def checkpoint(
 
     @functools.wraps(fun)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        static, rest, named = take_static(choice, args, kwargs)
+        static, rest, named = choice.split(args, kwargs)
+        static.checked()
         call = Call.of(rest, named)
         flags: Any = prevent_cse
         if not isinstance(flags, bool):

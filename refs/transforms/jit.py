@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 
 from refs import _jax
-from refs._eager import buffer_of
-from refs._tracing import Call, ref_type
+from refs._eager import sharding_of
+from refs._ref import Ref
+from refs._tracing import Call, is_ref, ref_type
 from refs.errors import RefTypeError
+from refs.transforms._dispatch import NoEntry, dispatcher, run_carefully
 from refs.transforms._entry import Entry, Options
 from refs.transforms._nested import call_over_arrays
-from refs.transforms._signature import Choice, take_static
+from refs.transforms._signature import NO_STATIC, Choice, Static
 from refs.transforms._stages import Lowered, Traced
 
 
@@ -52,7 +56,9 @@ def jit(
       compiler_options: passed to XLA.
 
     Returns:
-      A function with methods `lower`, `trace` and `eval_shape`, as `jax.jit`'s has.
+      A function of the same arguments. It has, as `jax.jit`'s has, `lower(*args)`, `trace(*args)`,
+      `eval_shape(*args)` (arrays may be `jax.ShapeDtypeStruct`s in these three) and
+      `clear_cache()`.
 
     Raises:
       RefTypeError: when called with a ref in a static argument.
@@ -74,75 +80,166 @@ def jit(
     """
     options = Options(in_shardings, out_shardings, compiler_options, inline)
 
-    def wrap(f: Callable[..., Any]) -> Jitted:
+    def wrap(f: Callable[..., Any]) -> Callable[..., Any]:
         if not callable(f):
             raise RefTypeError(f"jit of a {type(f).__name__}: it compiles a function")
         static = Choice.of(f, static_argnums, static_argnames)
-        return Jitted(f, static, Choice.of(f, donate_argnums, donate_argnames), options)
+        return Programs.call_of(f, static, Choice.of(f, donate_argnums, donate_argnames), options)
 
     return wrap if fun is None else wrap(fun)
 
 
-class Jitted:
-    """A compiled function over refs: what `refs.jit` returns."""
+class Programs:
+    """The compiled programs of a function over refs, one for each kind of arguments."""
 
     def __init__(self, fun: Callable[..., Any], static: Choice, donate: Choice, options: Options):
-        functools.update_wrapper(self, fun)
         self._fun, self._static, self._donate, self._options = fun, static, donate, options
+        self.has_static = bool(static.nums or static.names)
         self._entries: dict[Any, list[Entry]] = {}
+        # By structure and arrays only; None where that doesn't tell which.
+        self._quick: dict[Any, Entry | None] = {}
+        # Of a method: those of its instances that are no pytrees, by identity.
+        self.instances: dict[int, Callable[..., Any]] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _jax.is_jit_disabled():
-            return self._fun(*args, **kwargs)
-        if not _jax.at_top_level():
-            return self._call_nested(args, kwargs)
-        entry, call = self._prepare(args, kwargs)
-        return entry.run(entry.compiled, call)
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+    @staticmethod
+    def call_of(fun: Callable[..., Any], *choices: Any) -> Callable[..., Any]:
+        """What users get: it holds the programs, and they don't hold it."""
+        programs = Programs(fun, *choices)
+        call = functools.wraps(fun)(dispatcher(programs))
+        call.lower, call.trace = programs.lower, programs.trace  # type: ignore[attr-defined]
+        call.eval_shape = programs.eval_shape  # type: ignore[attr-defined]
+        call.clear_cache = programs.clear_cache  # type: ignore[attr-defined]
+        return call
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Lowers the function for arguments like these; arrays may be `jax.ShapeDtypeStruct`s."""
+        """Lowers the function for arguments like these."""
         return self.trace(*args, **kwargs).lower()
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Traces and discharges the function for arguments like these."""
+        if (bound := self.of_instance(args)) is not None:
+            return bound.trace(*args[1:], **kwargs)  # type: ignore[attr-defined]
         return Traced(*self._prepare(args, kwargs), self._prepare)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The result's shapes and dtypes, as `jax.ShapeDtypeStruct`s; nothing runs."""
-        return self._prepare(args, kwargs)[0].out_info
+        return self.trace(*args, **kwargs).out_info
 
     def clear_cache(self) -> None:
         """Forgets every compiled program of this function."""
+        for entry in self._all():
+            entry.is_alone = False
         self._entries.clear()
+        self._quick.clear()
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, Call]:
-        """The entry for these arguments, made at the first call with their like."""
-        static, rest, named = take_static(self._static, args, kwargs)
-        call = Call.of(rest, named)
-        key = (
-            static,
-            call.tree,
-            call.ref_places,
-            tuple(_ref_key(r) for r in call.refs),
-            tuple(_jax.shaped_abstractify(x) for x in call.leaves),
-            _jax.trace_context(),
+    def of_instance(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """Of a method, called on an instance that is no pytree: that of this instance alone.
+
+        It closes over the instance, and is forgotten with it.
+        """
+        instance = args[0] if args else None
+        if id(instance) in self.instances:
+            return self.instances[id(instance)]
+        name = getattr(self._fun, "__name__", "")
+        is_method = inspect.unwrap(getattr(type(instance), name, None) or id) is self._fun
+        if not is_method or not jax.tree_util.all_leaves([instance]):
+            return None
+        try:
+            found = weakref.ref(instance, functools.partial(_forget, self.instances, id(instance)))
+        except TypeError:
+            raise RefTypeError(
+                f"call of the method {name} on a {type(instance).__name__}, which is no pytree and "
+                "can't be referred to weakly: register the class with "
+                "`jax.tree_util.register_dataclass`, or give it a slot `__weakref__`"
+            ) from None
+
+        @functools.wraps(self._fun)
+        def bound(*args: Any, **kwargs: Any) -> Any:
+            return self._fun(found(), *args, **kwargs)
+
+        static, donate = self._static.without_first(), self._donate.without_first()
+        self.instances[id(instance)] = call = Programs.call_of(bound, static, donate, self._options)
+        return call
+
+    # -- what a call asks for, see `_dispatch` ---------------------------------------------------
+
+    def take_static(self, args: Any, kwargs: Any, known: Any = None) -> Any:
+        """The static arguments, those of the last call if they are the same, and the rest."""
+        if not self.has_static:
+            return None, args, kwargs
+        found, args, kwargs = self._static.split(args, kwargs)
+        try:
+            same = found == known
+        except Exception:  # as arrays, which aren't equal or not: and no static arguments
+            same = False
+        return known if same else found.checked(), args, kwargs
+
+    def find(self, static: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+        """The entry for arguments that there was a call with before, and their leaves."""
+        flat, tree = jax.tree.flatten((args, kwargs))
+        try:
+            return self._quick.get(_quick_key(static, tree, flat)) or NoEntry, flat
+        except TypeError:  # something that is no array
+            return NoEntry, flat
+
+    def settle(self, static: Any, args: Any, kwargs: Any) -> tuple[Entry, list[Any]]:
+        """The entry for any arguments, made if need be, and its refs ready to be taken."""
+        call = Call.of(args, kwargs)
+        entry = self._entry(static, call)
+        if not entry.is_careful:
+            entry.gather(call.flat)
+            key = _quick_key(static, call.tree, call.flat)
+            self._quick[key] = entry if self._quick.get(key, entry) is entry else None
+        return entry, call.flat
+
+    def call_otherwise(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """With jit disabled, in another trace, looking for NaNs, or beside what calls back."""
+        if _jax.is_jit_disabled():
+            return self._fun(*args, **kwargs)
+        if (bound := self.of_instance(args)) is not None:
+            return bound(*args[1:], **kwargs)
+        static, args, kwargs = self.take_static(args, kwargs)
+        if _jax.at_top_level():
+            call = Call.of(args, kwargs)
+            debugging = _jax.debug_nans.value or _jax.debug_infs.value
+            return run_carefully(self._entry(static, call), call.flat, is_debugging=debugging)
+        # Inside a trace: JAX's own jit over the arrays, closing over the refs.
+        return call_over_arrays(
+            functools.partial(jax.jit, inline=self._options.inline),
+            self._fun,
+            static or NO_STATIC,
+            Call.of(args, kwargs),
         )
+
+    # -- the programs ---------------------------------------------------------------------------
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, list[Any]]:
+        static, args, kwargs = self.take_static(args, kwargs)
+        call = Call.of(args, kwargs)
+        return self._entry(static, call), call.flat
+
+    def _entry(self, static: Any, call: Call) -> Entry:
+        """The entry for these arguments, made at the first call with their like."""
+        key = _key(static, call.tree, call.flat)
         entries = self._entries.setdefault(key, [])
         for entry in entries:
             # Which arguments are also closed over is known only after the trace.
-            if entry.fits(call.refs):
-                return entry, call
-        entry = Entry(self._fun, static, self._donated(args, kwargs), self._options, call)
-        entries.append(entry)
-        return entry, call
+            if entry.fits(call):
+                return entry
+        donated = self._donated(static or NO_STATIC, call)
+        entries.append(Entry(self._fun, static, donated, self._options, call))
+        for entry in (found := self._all()):
+            entry.is_alone = len(found) == 1
+        return entries[-1]
 
-    def _donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[bool]:
+    def _all(self) -> list[Entry]:
+        return [entry for entries in self._entries.values() for entry in entries]
+
+    def _donated(self, static: Static, call: Call) -> list[bool]:
         """For each leaf of the arguments that are not static: whether it is donated."""
-        static, donated = self._static.positions(args), self._donate.positions(args)
-        chosen = [(k in donated, a) for k, a in enumerate(args) if k not in static]
+        args, kwargs = static.restore(*jax.tree.unflatten(call.tree, call.flat))
+        taken, donated = self._static.positions(args), self._donate.positions(args)
+        chosen = [(k in donated, a) for k, a in enumerate(args) if k not in taken]
         chosen += [
             (name in self._donate.names, kwargs[name])
             for name in sorted(kwargs)
@@ -150,17 +247,20 @@ class Jitted:
         ]
         return [flag for flag, a in chosen for _ in jax.tree.leaves(a)]
 
-    def _call_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Inside a trace: JAX's own jit over the arrays, closing over the refs."""
-        static, args, kwargs = take_static(self._static, args, kwargs)
-        return call_over_arrays(
-            functools.partial(jax.jit, inline=self._options.inline),
-            self._fun,
-            static,
-            Call.of(args, kwargs),
-        )
+
+def _forget(instances: dict[int, Any], key: int, _: Any) -> None:
+    instances.pop(key, None)
 
 
-def _ref_key(ref: Any) -> Any:
-    sharding = buffer_of(ref).sharding
-    return ref_type(ref), sharding if len(sharding.device_set) > 1 else None
+def _key(static: Any, tree: Any, flat: list[Any]) -> Any:
+    kinds = [(ref_type(x), sharding_of(x)) if is_ref(x) else _type_of(x) for x in flat]
+    return (static, tree, _jax.trace_context(), *kinds)
+
+
+def _quick_key(static: Any, tree: Any, flat: list[Any]) -> Any:
+    types = [_type_of(x) for x in flat if type(x) is not Ref]
+    return (static, tree, _jax.trace_context(), *types)
+
+
+def _type_of(array: Any) -> Any:
+    return array.aval if type(array) is _jax.ArrayImpl else _jax.shaped_abstractify(array)

@@ -1,0 +1,254 @@
+"""Who owns a buffer: a call takes those that it updates, and puts new ones in their place.
+
+A `Store` holds the buffers of one ref, or of several that are updated together, in a box: a list
+that holds them, or nothing while a call has taken them. So a box that is empty says all that there
+is to say: a ref named twice in one call, a call of another thread, a callback that touches the
+very ref that its call updates. What is taken by one can't be taken by another, and no lock is held.
+
+Nothing is lost, whenever an interrupt comes, by one rule. CPython handles signals, and switches
+between threads, only after calls, at jumps back and at the start of functions. Hence
+
+    buffers = box[0]; del box[0]              # taken: there is no such place between the two
+    [out] = [*map(call, (buffers,))]          # called and kept, all of it in C
+    box += (out,)                             # put back
+
+and what is to be done in any case is an iterator, made in advance and run by `_ = [*put_back]`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from itertools import chain, count, repeat
+from operator import attrgetter, getitem, itemgetter
+from typing import Any
+
+from refs._holders import check_not_held_here, check_not_read, reading
+
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise ImportError(
+        "refs needs Python's global interpreter lock: what makes its updates atomic are the places "
+        "where threads can switch, and a free-threaded Python has other ones. Run with "
+        "PYTHON_GIL=1, or use a Python with the lock"
+    )
+
+
+class Store:
+    """The buffers of the refs that `tokens` stand for, in this order.
+
+    A ref has its store, its place in it, and a token that nothing else has, as long as it is there;
+    a new one has a store of its own. A call that writes several refs brings them together in one
+    (`regroup`), so that the next one takes and puts them all at once. A buffer whose ref has died,
+    or gone to another store, is None.
+    """
+
+    __slots__ = ("box", "dropped", "size", "tokens", "watchers")
+
+    def __init__(self, tokens: list[Any]):
+        self.box: list[list[Any]] = []
+        self.tokens = tokens
+        self.size = len(tokens)
+        self.watchers: Any = ()  # weak references: they free the buffer of a ref that dies
+        self.dropped: list[int] = []  # whose refs died while the buffers were taken
+
+    @staticmethod
+    def of(buffers: list[Any]) -> Store:
+        store = Store([None] * len(buffers))
+        store.box.append(buffers)
+        return store
+
+    def sweep(self) -> None:
+        """Frees the buffers of refs that died while they were taken."""
+        while self.dropped:
+            _drop(self.box, self.dropped, self.dropped.pop(), None)
+
+
+first = itemgetter(0)
+get_token = attrgetter("_token")
+_get_box = attrgetter("_store.box")
+_get_index = attrgetter("_index")
+
+
+def peek(ref: Any) -> Any:
+    """The buffer that a ref holds, for reading: the next call that writes the ref deletes it."""
+    attempt = 0
+    while True:
+        store, index = ref._store, ref._index
+        try:
+            buffer = store.box[0][index]
+        except IndexError:
+            buffer = None
+        if buffer is not None:
+            return buffer
+        attempt = wait(attempt, [ref])  # it is taken, or has gone to another store
+
+
+def peek_all(refs: Sequence[Any]) -> list[Any]:
+    """The buffers that refs hold at one moment.
+
+    Raises:
+      IndexError: if one of them is taken.
+    """
+    return [*map(getitem, map(first, map(_get_box, refs)), map(_get_index, refs))]
+
+
+def picker(refs: Sequence[Any]) -> tuple[list[Any] | None, Callable[[list[Any]], Any] | None]:
+    """The tokens of refs that are in one store, and what picks their buffers from its list.
+
+    Whenever refs have these tokens again, they are at these places of one store.
+    """
+    store = refs[0]._store
+    if store.size == 1 or any(ref._store is not store for ref in refs):
+        return None, None
+    places = [ref._index for ref in refs]
+    pick = itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
+    return [*map(get_token, refs)], pick
+
+
+def wait(attempt: int, refs: Sequence[Any]) -> int:
+    """Lets a moment pass until a box may be full again; returns the number of the next attempt.
+
+    Raises:
+      RefStateError: if one of the refs has ended, or is held by what this thread itself is in.
+    """
+    for ref in refs:
+        ref._refs  # noqa: B018  raises if it has ended
+    if attempt > 3:
+        for ref in refs:
+            if not ref._store.box:
+                check_not_held_here(ref, ref._store.box)
+    # First only another thread's turn, in the end a millisecond.
+    time.sleep(2.0 ** min(attempt, 10) * 1e-6 if attempt else 0)
+    return attempt + 1
+
+
+def taken(refs: Sequence[Any], body: Callable[[list[Any], list[Any]], Any]) -> Any:
+    """`body(lists, indices)` while the buffers of distinct refs are taken, wherever they are.
+
+    For each ref: the list that its buffer is in, and where. The lists go back when `body` ends.
+    """
+    # Not a context manager: an interrupt could come between its methods and the `with`.
+    attempt = 0
+    while True:
+        stores = list(dict.fromkeys(ref._store for ref in refs))
+        boxes = [store.box for store in stores]
+        held: list[Any] = []
+        put_back = map(list.append, boxes, held)
+        try:
+            for box in boxes:
+                held += (box[0],)
+                del box[0]
+        except IndexError:
+            _ = [*put_back]
+            attempt = wait(attempt, refs)
+            continue
+        except BaseException:
+            _ = [*put_back]
+            raise
+        try:
+            holding = boxes
+            position = {id(store): k for k, store in enumerate(stores)}
+            found = [position.get(id(ref._store)) for ref in refs]
+            if None not in found:  # None has gone elsewhere meanwhile.
+                return body([held[k] for k in found], [ref._index for ref in refs])  # type: ignore
+        finally:
+            _ = [*put_back]
+            holding = None  # noqa: F841
+            for store in stores:
+                store.sweep()
+
+
+def update(ref: Any, kernel: Callable[..., Any], *operands: Any, reader: Any = None) -> Any:
+    """Replaces a ref's buffer by `kernel(buffer, *operands)`, which is donated the old one.
+
+    Returns `reader(old buffer, operands[0])`, if there is a `reader`.
+    """
+    if reading:
+        check_not_read([ref])
+    attempt = 0
+    while True:
+        store, index = ref._store, ref._index
+        box = store.box
+        try:
+            buffers = box[0]
+            del box[0]
+        except IndexError:
+            attempt = wait(attempt, [ref])
+            continue
+        try:
+            holding = box
+            if ref._store is store and buffers[index] is not None:
+                old = reader(buffers[index], operands[0]) if reader is not None else None
+                new = map(kernel, (buffers[index],), *[(x,) for x in operands])
+                _ = [*map(list.__setitem__, (buffers,), (index,), new)]
+                return old
+        finally:
+            box += (buffers,)
+            holding = None  # noqa: F841
+            if store.dropped:
+                store.sweep()
+        attempt = wait(attempt, [ref])
+
+
+def regroup(refs: Sequence[Any]) -> None:
+    """Brings refs together in one new store, in this order."""
+
+    def move(lists: list[Any], indices: list[Any]) -> None:
+        buffers = [buffers[k] for buffers, k in zip(lists, indices, strict=True)]
+        if any(buffer is None for buffer in buffers):
+            return  # One has ended; using it says so.
+        store = Store([object() for _ in buffers])
+        store.watchers = [
+            weakref.ref(ref, _Drop(store.box, store.dropped, k)) for k, ref in enumerate(refs)
+        ]
+        changes = (
+            map(list.__setitem__, lists, indices, repeat(None)),
+            map(setattr, refs, repeat("_store"), repeat(store)),
+            map(setattr, refs, repeat("_index"), count()),
+            map(setattr, refs, repeat("_token"), store.tokens),
+            map(list.append, (store.box,), (buffers,)),
+        )
+        _ = [*chain.from_iterable(changes)]
+
+    taken(refs, move)
+
+
+def gather(refs: Sequence[Any]) -> None:
+    """Sees to it that refs have a store of their own, in this order."""
+    if not refs:
+        return
+    store = refs[0]._store
+    if store.size != len(refs) or (len(refs) > 1 and [*map(get_token, refs)] != store.tokens):
+        regroup(refs)
+
+
+def end(ref: Any, how: str) -> Any:
+    """Takes a ref's buffer away for ever; from now on its use is an error that says `how`."""
+
+    def take_away(lists: list[Any], indices: list[Any]) -> Any:
+        buffer = lists[0][indices[0]]
+        ref._end, lists[0][indices[0]] = how, None
+        return buffer
+
+    return taken([ref], take_away)
+
+
+class _Drop:
+    """What happens when a ref dies that shares a store: its buffer is freed at once."""
+
+    __slots__ = ("box", "dropped", "index")
+
+    def __init__(self, box: list[Any], dropped: list[int], index: int):
+        self.box, self.dropped, self.index = box, dropped, index
+
+    def __call__(self, token: Any) -> None:
+        _drop(self.box, self.dropped, self.index, token)
+
+
+def _drop(box: list[Any], dropped: list[int], index: int, token: Any) -> None:
+    try:
+        box[0][index] = None
+    except IndexError:
+        dropped.append(index)

@@ -1,0 +1,193 @@
+"""How a compiled function is called: fast, and such that nothing is ever lost.
+
+A call takes the buffers of the refs that it writes, gives them to XLA and puts the new ones in
+their place. `refs._store` has the rule for what an interrupt may come between, and it holds here:
+no statement may be added between those that take, call and put. Whatever is slow, looking up
+arguments of a new kind or waiting for another thread, `Programs.settle` does, and the call begins
+again. Programs that can fail while they run go through `run_carefully`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import repeat
+from operator import getitem
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from refs import _holders, _jax, _store
+from refs._eager import buffer_of, is_ours, update_native
+from refs._store import Store, first, get_token, peek_all
+from refs.transforms._entry import Entry, OtherRefs
+
+if TYPE_CHECKING:
+    from refs.transforms.jit import Programs
+
+
+class NoEntry:
+    """Stands for the entry of a call that has none yet, or none that is found quickly."""
+
+    static = None
+    is_bare = is_alone = False
+
+    @staticmethod
+    def flatten(tree: Any) -> list[Any]:
+        raise ValueError
+
+    @staticmethod
+    def written_of(flat: list[Any]) -> Any:
+        raise OtherRefs
+
+
+def dispatcher(programs: Programs) -> Callable[..., Any]:
+    """The function that users call: it runs the program that fits the arguments."""
+    trace_state, eval_trace = _jax.trace_state, _jax.eval_trace
+    nans, infs = _jax.debug_nans, _jax.debug_infs
+    has_static, instances, reading = programs.has_static, programs.instances, _holders.reading
+    inline: Any = NoEntry  # the program, while there is only one
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal inline
+        if trace_state.value is not eval_trace or nans.value or infs.value or reading:
+            return programs.call_otherwise(args, kwargs)
+        entry: Any = inline
+        static, rest_args, rest_kwargs = None, args, kwargs
+        if has_static:
+            static, rest_args, rest_kwargs = programs.take_static(args, kwargs, entry.static)
+            entry = entry if entry.static == static else NoEntry
+        try:
+            flat = entry.flatten((rest_args, rest_kwargs))
+        except ValueError:
+            if instances and args and id(args[0]) in instances:
+                return instances[id(args[0])](*args[1:], **kwargs)
+            entry, flat = programs.find(static, rest_args, rest_kwargs)
+        attempt = 0
+        while True:
+            try:
+                written = flat if entry.is_bare else entry.written_of(flat)
+                store = written[0]._store if written else Store.of([])
+                box = store.box
+                buffers = box[0]
+                del box[0]
+            except (AttributeError, IndexError, OtherRefs):
+                pass  # An empty box, or other arguments than this entry is for.
+            else:
+                state = None
+                operands: Any = None
+                try:
+                    holding = box
+                    if (
+                        store.size != 1
+                        if entry.is_single
+                        else [*map(get_token, written)] != store.tokens
+                    ):
+                        box += (buffers,)
+                    elif entry.is_bare:
+                        operands = ()
+                        [(state, rest)] = [*map(entry.compiled, (buffers,))]
+                        box += (state,)
+                    else:
+                        read = () if entry.read_of is None else entry.peek(flat)
+                        operands = (read,), (entry.kept_of(flat),), (entry.donated_of(flat),)
+                        [(state, rest)] = [*map(entry.compiled, (buffers,), *operands)]
+                        box += (state,)
+                except BaseException as error:
+                    box += (buffers,)
+                    holding = None
+                    if not entry.may_run_again(error, written, buffers, operands):
+                        raise
+                    state = None
+                holding = None  # noqa: F841
+                if state is not None:
+                    if entry is not inline:
+                        inline = entry if entry.is_alone else NoEntry
+                    return rest if entry.is_direct else entry.result(rest, flat)
+            if _jax.is_jit_disabled():
+                return programs.call_otherwise(args, kwargs)
+            inline = NoEntry
+            if (bound := programs.of_instance(args)) is not None:
+                return bound(*args[1:], **kwargs)
+            entry, flat = programs.settle(static, rest_args, rest_kwargs)
+            if entry.is_careful:
+                return run_carefully(entry, flat)
+            if attempt:
+                _store.wait(attempt, entry.refs_of(flat))
+            attempt += 1
+
+    return call
+
+
+def run_carefully(
+    entry: Entry, flat: list[Any], compiled: Any = None, is_debugging: bool = False
+) -> Any:
+    """A call whose program can fail while it runs, or that touches JAX's own handles.
+
+    XLA consumes what is donated even if the program then fails, so we keep copies. While one looks
+    for NaNs, JAX runs a program that has made some a second time: then nothing is donated.
+    """
+    compiled = compiled or (entry.compiled_kept if is_debugging else entry.compiled)
+    written = entry.written_of(flat)
+    read = [*entry.read_of(flat)] if entry.read_of is not None else []
+    ours = [r for r in written if is_ours(r)]
+
+    def run(lists: list[Any], indices: list[Any]) -> Any:
+        calls_back = entry.can_fail  # noqa: F841  by which `refs._holders` knows us
+        held = dict(zip(map(id, ours), map(getitem, lists, indices), strict=True))
+        state = [held[id(r)] if is_ours(r) else buffer_of(r) for r in written]
+        try:
+            mine = iter(peek_all([r for r in read if is_ours(r)]))
+        except IndexError:
+            return None  # Another thread's call has it.
+        constants = [next(mine) if is_ours(r) else buffer_of(r) for r in read]
+        operands = entry.operands(flat, state, constants)
+        keeps_copies = entry.can_fail and not is_debugging
+        copies = _copies(state) if keeps_copies else state
+        results: list[Any] = []
+        places = [k for k, r in enumerate(written) if is_ours(r)]
+        news = map(getitem, map(first, map(first, repeat(results))), places)
+        place = map(list.__setitem__, lists, indices, news)
+        restore = map(list.__setitem__, lists, indices, [copies[k] for k in places])
+        try:
+            results += map(compiled, *zip(operands, strict=True))
+            jax.block_until_ready(results)
+            if is_debugging:
+                # What isn't donated may come back as it is, twice even.
+                results[0] = (_copies(results[0][0]), results[0][1])
+        except BaseException as error:
+            _ = [*restore]
+            store_native(copies)
+            if not entry.may_run_again(error, written, state, [[constants]]):
+                raise
+            return None
+        _ = [*place]
+        store_native(results[0][0])
+        return results[0]
+
+    def store_native(state: list[Any]) -> None:
+        for r, buffer in zip(written, state, strict=True):
+            if not is_ours(r):
+                update_native(r, buffer)
+
+    if _holders.reading:
+        _holders.check_not_read(ours)
+    key = id(read)
+    no_more = map(_holders.reading.pop, (key,), (None,))
+    attempt = 0
+    try:
+        if entry.can_fail and read:
+            _holders.reading[key] = read
+        while True:
+            _store.gather(ours)
+            found = _store.taken(ours, run)
+            if found is not None:
+                return entry.result(found[1], flat)
+            attempt = _store.wait(attempt, [r for r in (*ours, *read) if is_ours(r)])
+    finally:
+        _ = [*no_more]
+
+
+@jax.jit
+def _copies(arrays: list[Any]) -> list[Any]:
+    return [jnp.copy(x) for x in arrays]
