@@ -19,13 +19,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import dispatch
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from rich.console import Console
 from rich.table import Table
+from stopwatch import medians
 
 import refs
 
@@ -137,7 +137,7 @@ def table(rounds: int, repeat: int = 20, size: int = SIZE) -> Table:
         if len(table.columns) == 1:
             for title in ways:
                 table.add_column(title, justify="right")
-        times = dispatch.medians([way.call for way in ways.values()], rounds, repeat)
+        times = medians([way.call for way in ways.values()], rounds, repeat)
         for way in ways.values():
             np.testing.assert_array_equal(way.value(), ways["by hand"].value())
         table.add_row(

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import dispatch
 import jax
 import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
+from stopwatch import medians
 
 import refs
 
@@ -116,7 +116,7 @@ def table(rounds: int) -> Table:
     for program in programs():
         closed = jax.make_jaxpr(program.by_hand)(program.state, *program.args)
         # Before the rounds each is called once: that fills JAX's own caches.
-        times = [us / 1e3 for us in dispatch.medians(lowerings(program), rounds, repeat=1)]
+        times = [us / 1e3 for us in medians(lowerings(program), rounds, repeat=1)]
         table.add_row(
             program.title,
             f"{len(closed.jaxpr.eqns):,}",

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import dispatch
 import jax
 import jax.numpy as jnp
 import native_programs_gradients
@@ -29,6 +28,7 @@ from jax import lax
 from native_program import Program
 from rich.console import Console
 from rich.table import Table
+from stopwatch import medians
 
 import refs
 
@@ -162,12 +162,12 @@ SIZE, STEPS = 1_000_000, 1000
 Call = Callable[[], Any]
 
 
-def add_one() -> list[Call]:
-    """A call that adds one to one small array."""
-    return [dispatch.by_hand(1), dispatch.native(1), dispatch.ours(1)]
+def add_one(r: Any) -> None:
+    r[...] += 1
 
 
-def add_one_eagerly() -> list[Call]:
+def adding_one(wrap: Any) -> list[Call]:
+    """`wrap(add_one, m)` is called, for the module `m` whose ref it is over."""
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
     x = jnp.zeros(16)
 
@@ -175,13 +175,19 @@ def add_one_eagerly() -> list[Call]:
         nonlocal x
         x = add(x)
 
-    def over(r: Any) -> Call:
-        def call() -> None:
-            r[...] += 1
+    def over(m: Any) -> Call:
+        r, step = m.new_ref(jnp.zeros(16)), wrap(add_one, m)
+        return lambda: step(r)
 
-        return call
+    return [by_hand, over(jax), over(refs)]
 
-    return [by_hand, over(jax.new_ref(jnp.zeros(16))), over(refs.new_ref(jnp.zeros(16)))]
+
+def add_one_in_a_jit() -> list[Call]:
+    return adding_one(lambda f, m: m.jit(f))
+
+
+def add_one_eagerly() -> list[Call]:
+    return adding_one(lambda f, m: f)
 
 
 def swap_neighbours(r: Any) -> None:
@@ -298,7 +304,7 @@ class Timed:
 
 
 TIMED = [
-    Timed("jit over one ref, µs a call", add_one, 2000),
+    Timed("jit over one ref, µs a call", add_one_in_a_jit, 2000),
     Timed("eager r[...] += 1, µs", add_one_eagerly, 500),
     Timed(f"swap neighbours, {STEPS} steps in 10⁶ floats, ms", swap_loop, 1, 1000),
     Timed(f"gradient of {STEPS} random steps in 10⁶ floats, ms", gradient_of_walk, 1, 1000),
@@ -314,7 +320,7 @@ def table_of_times(rounds: int, timed: Sequence[Timed] = TIMED) -> Table:
     for title in ("by hand", "jax.Ref", "refs", "refs / jax.Ref"):
         table.add_column(title, justify="right")
     for row in timed:
-        times = dispatch.medians(row.make(), rounds, row.repeat)
+        times = medians(row.make(), rounds, row.repeat)
         table.add_row(
             row.title, *(f"{t / row.unit:,.1f}" for t in times), f"{times[2] / times[1]:.3f}"
         )
