@@ -90,7 +90,7 @@ def _read(ref: Any, kernel: Callable[..., jax.Array], operands: Any) -> jax.Arra
         try:
             return kernel(buffer, operands)
         except (RuntimeError, ValueError) as error:
-            if not (is_ours(ref) and _jax.is_about_deleted(error)):
+            if not (is_ours(ref) and _jax.is_about_deleted(error) and buffer.is_deleted()):
                 raise
             ref._check()  # If it isn't lost, a call of another thread has come between.
             attempt = _store.wait(attempt, [ref])

@@ -48,12 +48,14 @@ class Ref(_jax.NativeRef):
         self._aval = aval
         self._end: str | None = None
         self._lost: str | None = None
-        # The buffer is in the store, at the index; the token says who we are there.
-        self._store, self._index, self._token = Store.of([_jax.unwrap_keys(buf)]), 0, None
         # Fixed for life, and asked for in each operation: no properties.
         sharding = buf.sharding
         self._shape, self._dtype = aval.shape, aval.dtype
         self._sharding = sharding if len(sharding.device_set) > 1 else None
+        # The buffer is in the store, at the index; the token says who we are there.
+        shardings = None if self._sharding is None else (sharding,)
+        self._store = Store.of([_jax.unwrap_keys(buf)], shardings)
+        self._index, self._token = 0, None
         self._is_plain = self._sharding is None and not _jax.is_key(aval.dtype)
 
     @property

@@ -44,18 +44,19 @@ class Store:
     or gone to another store, is None.
     """
 
-    __slots__ = ("box", "dropped", "size", "tokens", "watchers")
+    __slots__ = ("box", "dropped", "shardings", "size", "tokens", "watchers")
 
-    def __init__(self, tokens: list[Any]):
+    def __init__(self, tokens: list[Any], shardings: Any = None):
         self.box: list[list[Any]] = []
         self.tokens = tokens
         self.size = len(tokens)
+        self.shardings = shardings  # None if all is on a single device
         self.watchers: Any = ()  # weak references: they free the buffer of a ref that dies
         self.dropped: list[int] = []  # whose refs died while the buffers were taken
 
     @staticmethod
-    def of(buffers: list[Any]) -> Store:
-        store = Store([None] * len(buffers))
+    def of(buffers: list[Any], shardings: Any = None) -> Store:
+        store = Store([None] * len(buffers), shardings)
         store.box.append(buffers)
         return store
 
@@ -92,6 +93,12 @@ def peek_all(refs: Sequence[Any]) -> list[Any]:
       IndexError: if one of them is taken.
     """
     return [*map(getitem, map(first, map(_get_box, refs)), map(_get_index, refs))]
+
+
+def shardings_of(refs: Sequence[Any]) -> Any:
+    """How refs are laid out over devices, None if each is on a single one."""
+    found = tuple([ref._sharding for ref in refs])
+    return found if any(s is not None for s in found) else None
 
 
 def picker(refs: Sequence[Any]) -> tuple[list[Any] | None, Callable[[list[Any]], Any] | None]:
@@ -135,27 +142,29 @@ def taken(refs: Sequence[Any], body: Callable[[list[Any], list[Any]], Any]) -> A
         stores = list(dict.fromkeys(ref._store for ref in refs))
         boxes = [store.box for store in stores]
         held: list[Any] = []
+        holding: Any = []  # by which `check_not_held_here` knows us
         put_back = map(list.append, boxes, held)
         try:
             for box in boxes:
                 held += (box[0],)
                 del box[0]
+                holding += (box,)
         except IndexError:
             _ = [*put_back]
+            holding = None
             attempt = wait(attempt, refs)
             continue
         except BaseException:
             _ = [*put_back]
             raise
         try:
-            holding = boxes
             position = {id(store): k for k, store in enumerate(stores)}
             found = [position.get(id(ref._store)) for ref in refs]
             if None not in found:  # None has gone elsewhere meanwhile.
                 return body([held[k] for k in found], [ref._index for ref in refs])  # type: ignore
         finally:
             _ = [*put_back]
-            holding = None  # noqa: F841
+            holding = None
             for store in stores:
                 store.sweep()
 
@@ -199,7 +208,7 @@ def regroup(refs: Sequence[Any]) -> None:
         buffers = [buffers[k] for buffers, k in zip(lists, indices, strict=True)]
         if any(buffer is None for buffer in buffers):
             return  # One has ended; using it says so.
-        store = Store([object() for _ in buffers])
+        store = Store([object() for _ in buffers], shardings_of(refs))
         store.watchers = [
             weakref.ref(ref, _Drop(store.box, store.dropped, k)) for k, ref in enumerate(refs)
         ]

@@ -42,7 +42,12 @@ LAYERS = [
     ["inplace"],
     ["transforms._signature", "transforms.in_place"],
     ["transforms._transaction"],
-    ["transforms._entry", "transforms._differentiable", "transforms._nested"],
+    [
+        "transforms._entry",
+        "transforms._differentiable",
+        "transforms._nested",
+        "transforms._signals",
+    ],
     ["transforms._dispatch"],
     ["transforms._stages"],
     ["transforms", "transforms.*"],

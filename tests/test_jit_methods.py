@@ -85,6 +85,25 @@ def test_a_pytree_is_an_argument():
     holds(tree.total, 5, 5)
 
 
+def test_a_method_is_found_however_it_is_named():
+    class Child(Plain):
+        def step(self, x):
+            return super().step(x) + 100
+
+        other = refs.jit(lambda self, x: self.total.set(x))
+
+        @property
+        @refs.jit
+        def first(self):
+            return self.total[0]
+
+    child = Child(1)
+    assert child.step(1.0) == 101
+    child.other(5.0)
+    assert child.first == 5
+    assert child.step(1.0) == 106
+
+
 def test_inside_a_trace_a_method_is_part_of_it():
     a = Plain(1)
     outer = refs.jit(lambda x: a.step(x) + a.step(x))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -9,6 +9,7 @@ again. Programs that can fail while they run go through `run_carefully`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from itertools import repeat
 from operator import getitem
@@ -21,6 +22,7 @@ from refs import _holders, _jax, _store
 from refs._eager import buffer_of, is_ours, update_native
 from refs._store import Store, first, get_token, peek_all
 from refs.transforms._entry import Entry, OtherRefs
+from refs.transforms._signals import without_signals
 
 if TYPE_CHECKING:
     from refs.transforms.jit import Programs
@@ -47,6 +49,10 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
     nans, infs = _jax.debug_nans, _jax.debug_infs
     has_static, instances, reading = programs.has_static, programs.instances, _holders.reading
     inline: Any = NoEntry  # the program, while there is only one
+
+    def forget() -> None:
+        nonlocal inline
+        inline = NoEntry
 
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal inline
@@ -78,7 +84,7 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
                 operands: Any = None
                 try:
                     holding = box
-                    if (
+                    if store.shardings != entry.shardings or (
                         store.size != 1
                         if entry.is_single
                         else [*map(get_token, written)] != store.tokens
@@ -112,10 +118,13 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
             entry, flat = programs.settle(static, rest_args, rest_kwargs)
             if entry.is_careful:
                 return run_carefully(entry, flat)
+            if not entry.is_warm:
+                return without_signals(functools.partial(run_carefully, entry, flat))
             if attempt:
                 _store.wait(attempt, entry.refs_of(flat))
             attempt += 1
 
+    programs.forget = forget
     return call
 
 
@@ -182,6 +191,7 @@ def run_carefully(
             _store.gather(ours)
             found = _store.taken(ours, run)
             if found is not None:
+                entry.is_warm = entry.is_warm or compiled is entry.compiled
                 return entry.result(found[1], flat)
             attempt = _store.wait(attempt, [r for r in (*ours, *read) if is_ours(r)])
     finally:

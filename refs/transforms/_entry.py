@@ -11,6 +11,7 @@ import jax
 from refs import _jax, _store
 from refs._access import check_ref
 from refs._eager import buffer_of, is_ours, sharding_of
+from refs._ref import Ref
 from refs._store import get_token, peek_all
 from refs._tracing import Call, adopt, ref_type, result_of
 from refs.transforms._signature import NO_STATIC, Static, broadcast_prefix
@@ -48,7 +49,9 @@ class Entry:
       call_context: what the trace depended on besides the arguments.
       is_bare: whether the arguments are just the refs that are written, each once: then the
         compiled function takes the state only.
-      is_single: whether it is just one.
+      is_single: whether the written refs are just one.
+      shardings: those of the written refs, None if all are on a single device.
+      is_warm: whether JAX has run the program before, and runs it again without its Python code.
       can_fail: whether the program can fail while it runs, and something would be lost then.
       is_careful: whether a call goes through `run_carefully`: it can fail, or touches a handle of
         JAX's.
@@ -71,7 +74,7 @@ class Entry:
         def rebuild(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
             return (static or NO_STATIC).restore(*call.rebuild(refs, leaves))
 
-        self.static, self.is_alone = static, True
+        self.static, self.is_alone, self.is_warm = static, True, False
         self.ref_places = call.ref_places
         self.transaction = t = Transaction.of(fun, call.refs, call.leaves, rebuild)
         for ref in t.program.refs:
@@ -84,6 +87,7 @@ class Entry:
         self.can_fail = bool(written) and _jax.can_fail(t.traced.jaxpr)
         self.is_careful = self.can_fail or not all(map(is_ours, (*written, *read)))
         self.is_single = len(written) == 1
+        self.shardings = _store.shardings_of(written) if not self.is_careful else None
         self.is_direct = (
             options.out_shardings is None
             and all(m is None for m in t.traced.out_leaves)
@@ -111,13 +115,17 @@ class Entry:
             if number is not None and k != place[number]
         ]
         linked = [(place[i], k) for i, k in enumerate(t.links) if k is not None]
+        touched = {s.argument for s in (*t.written, *t.read)}
+        idle = [(place[i], ref_type(r)) for i, r in enumerate(call.refs) if i not in touched]
         self.written_of = self._picker_of_refs(t.written)
-        if repeated or linked:
+        if repeated or linked or idle:
             pick, outers = self.written_of, t.program.refs
 
             def checked(flat: list[Any]) -> Any:
-                if all(flat[i] is flat[j] for i, j in repeated) and all(
-                    flat[i] is outers[k] for i, k in linked
+                if (
+                    all(flat[i] is flat[j] for i, j in repeated)
+                    and all(flat[i] is outers[k] for i, k in linked)
+                    and all(_is_like(flat[i], kind) for i, kind in idle)
                 ):
                     return pick(flat)
                 raise OtherRefs
@@ -128,7 +136,7 @@ class Entry:
         self._kept = [k for k in arrays if not donated[k]]
         self._donated = [k for k in arrays if donated[k]]
         self.kept_of, self.donated_of = _picker(self._kept), _picker(self._donated)
-        self.is_bare = not (repeated or linked or arrays or t.read) and [
+        self.is_bare = not (repeated or linked or idle or arrays or t.read) and [
             s.argument for s in t.written
         ] == [*range(len(call.ref_places))]
 
@@ -247,9 +255,10 @@ class Entry:
         if _jax.is_about_deleted(error):
             # Another thread's call came between, or a value is lost, which is said next time.
             read = operands[0][0] if operands else ()
-            return any(x.is_deleted() for x in (*state, *read))
+            return any(x is None or x.is_deleted() for x in (*state, *read))
         # JAX would call a function that has failed at its first run the slow way ever after.
         _jax.forget_fast_path(self.compiled)
+        self.is_warm = False
         for ref in written:
             if is_ours(ref):
                 ref._note_loss(f" in a call of `{self.name}` that failed with {error!r:.200}")
@@ -301,6 +310,11 @@ class Entry:
             [shape(a, is_ref=True) for a in inputs],
             [shape(a, is_ref=True) for a in avals[n_arrays:]],
         )
+
+
+def _is_like(x: Any, kind: Any) -> bool:
+    """Whether something is a ref of ours of this type, that has not ended."""
+    return type(x) is Ref and x._aval == kind and x._end is None
 
 
 def _picker(places: Sequence[int]) -> Callable[[list[Any]], Any]:

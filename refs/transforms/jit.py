@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs._eager import sharding_of
+from refs._eager import is_ours, sharding_of
 from refs._ref import Ref
 from refs._tracing import Call, is_ref, ref_type
 from refs.errors import RefTypeError
@@ -98,6 +98,7 @@ class Programs:
         self._entries: dict[Any, list[Entry]] = {}
         # By structure and arrays only; None where that doesn't tell which.
         self._quick: dict[Any, Entry | None] = {}
+        self.forget: Callable[[], None] = lambda: None  # what a call remembers besides
         # Of a method: those of its instances that are no pytrees, by identity.
         self.instances: dict[int, Callable[..., Any]] = {}
 
@@ -127,10 +128,10 @@ class Programs:
 
     def clear_cache(self) -> None:
         """Forgets every compiled program of this function."""
-        for entry in self._all():
-            entry.is_alone = False
+        self.forget()
         self._entries.clear()
         self._quick.clear()
+        self.instances.clear()
 
     def of_instance(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         """Of a method, called on an instance that is no pytree: that of this instance alone.
@@ -140,16 +141,19 @@ class Programs:
         instance = args[0] if args else None
         if id(instance) in self.instances:
             return self.instances[id(instance)]
-        name = getattr(self._fun, "__name__", "")
-        is_method = inspect.unwrap(getattr(type(instance), name, None) or id) is self._fun
-        if not is_method or not jax.tree_util.all_leaves([instance]):
+        if not jax.tree_util.all_leaves([instance]) or not any(
+            inspect.unwrap(getattr(value, "fget", value)) is self._fun  # pyright: ignore
+            for base in type(instance).__mro__
+            for value in vars(base).values()
+            if callable(value) or isinstance(value, property)
+        ):
             return None
         try:
             found = weakref.ref(instance, functools.partial(_forget, self.instances, id(instance)))
         except TypeError:
             raise RefTypeError(
-                f"call of the method {name} on a {type(instance).__name__}, which is no pytree and "
-                "can't be referred to weakly: register the class with "
+                f"call of the method {self._fun.__name__} on a {type(instance).__name__}, which is "
+                "no pytree and can't be referred to weakly: register the class with "
                 "`jax.tree_util.register_dataclass`, or give it a slot `__weakref__`"
             ) from None
 
@@ -253,7 +257,7 @@ def _forget(instances: dict[int, Any], key: int, _: Any) -> None:
 
 
 def _key(static: Any, tree: Any, flat: list[Any]) -> Any:
-    kinds = [(ref_type(x), sharding_of(x)) if is_ref(x) else _type_of(x) for x in flat]
+    kinds = [(ref_type(x), sharding_of(x), is_ours(x)) if is_ref(x) else _type_of(x) for x in flat]
     return (static, tree, _jax.trace_context(), *kinds)
 
 

@@ -1,0 +1,183 @@
+"""The programs that are interrupted: each makes a step of several counters. See `Counters`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import refs
+from tests.faults.harness import Counters, add_one
+
+PROGRAMS = {}
+
+
+def program(make):
+    """Registers a program: given counters, it returns a function that adds 1 to each of them."""
+    PROGRAMS[make.__name__] = make
+    return make
+
+
+@program
+def closed_over(counters):
+    return refs.jit(lambda: add_one(*counters.refs))
+
+
+@program
+def arguments_and_results(counters):
+    x = jnp.arange(3)
+
+    @refs.jit
+    def step(tree, x, y):
+        for r in tree["refs"]:
+            r[...] += 1
+        return {"sum": x + y, "first": tree["refs"][0][...]}, x * y
+
+    return lambda: step({"refs": counters.refs}, x, y=np.float32(2))
+
+
+@program
+def aliased(counters):
+    first, *rest = counters.refs
+
+    @refs.jit
+    def step(a, others, b):
+        b[...] += 1  # a and b are one, and that is closed over as well
+        first[...] += a[...] - b[...]
+        for r in others:
+            r[...] += 1
+
+    return lambda: step(first, rest, first)
+
+
+@program
+def views(counters):
+    step = refs.jit(lambda views: [v.add(1) for v in views] and None)
+    return lambda: step([r.at[...] for r in counters.refs])
+
+
+@program
+def returned_refs(counters):
+    @refs.jit
+    def step(held):
+        for r in held:
+            r[...] += 1
+        return held[0], refs.new_ref(held[1][...]), held[2][...]
+
+    return lambda: step(counters.refs)
+
+
+@program
+def with_a_callback(counters):
+    def host(x):
+        return np.asarray(x) + 1
+
+    @refs.jit
+    def step():
+        for r in counters.refs[:2]:
+            r[...] = jax.pure_callback(host, jax.ShapeDtypeStruct(r.shape, r.dtype), r[...])
+        for r in counters.refs[2:]:
+            r[...] += 1
+
+    return step
+
+
+@program
+def several_types_in_turn(counters):
+    """Each call is of another type than the last, so that no call finds what the last one left."""
+    turns = [0]
+    xs = [jnp.zeros(n, jnp.int32) for n in (1, 2)]
+
+    @refs.jit
+    def step(held, x):
+        for r in held:
+            r[...] += 1 + jnp.sum(x)
+
+    def turn():
+        turns[0] += 1
+        step(counters.refs, xs[turns[0] % 2])
+
+    return turn
+
+
+@program
+def long_running(counters):
+    """Most interrupts come while XLA is at work, and are raised when it returns."""
+
+    @refs.jit
+    def step():
+        total = jax.lax.fori_loop(0, 2000, lambda k, x: x + jnp.sin(x), jnp.ones(50))
+        for r in counters.refs:
+            r[...] += jnp.where(jnp.isnan(total[0]), 2, 1)
+
+    return step
+
+
+# --- First calls ----------------------------------------------------------------------------------
+# JAX traces and compiles, and then runs the program from Python: many places, and slow.
+
+
+@program
+def first_calls(counters):
+    """Each call is the first one of its function, which is traced and compiled."""
+
+    def step():
+        one = np.int32(1)  # a new function, which nobody has a cache for
+        refs.jit(lambda: [r.at[...].add(one) for r in counters.refs] and None)()
+
+    return step
+
+
+@program
+def without_jaxs_caches(counters):
+    step = refs.jit(lambda: add_one(*counters.refs))
+
+    def turn():
+        jax.clear_caches()
+        step()
+
+    return turn
+
+
+@program
+def eager_without_jaxs_caches(counters):
+    (r,) = counters.refs
+
+    def turn():
+        jax.clear_caches()
+        refs.addupdate(r, ..., 1)
+
+    return turn
+
+
+FIRST_CALLS = ["first_calls", "without_jaxs_caches", "eager_without_jaxs_caches"]
+
+
+# --- Eager operations -----------------------------------------------------------------------------
+# Each is a transaction of its own, on one ref.
+
+EAGER = {
+    "iadd": lambda r: r.__setitem__(..., r[...] + 1),
+    "set": lambda r: refs.set(r, ..., np.asarray(r) + 1),
+    "addupdate": lambda r: refs.addupdate(r, ..., 1),
+    "at_add": lambda r: r.at[...].add(1),
+    "at_apply": lambda r: r.at[...].apply(lambda x: x + 1),
+    "swap": lambda r: refs.swap(r, ..., np.asarray(r) + 1),
+    "masked": lambda r: r.at[np.ones(3, bool)].add(1),
+}
+
+
+CALLS = [name for name in PROGRAMS if name not in FIRST_CALLS]
+
+
+def made(name):
+    """Counters, and a step of them that has been called before."""
+    if name in EAGER:
+        counters = Counters([(3,)])
+        step = functools.partial(EAGER[name], *counters.refs)
+    else:
+        counters = Counters([(3,)]) if "eager" in name else Counters()
+        step = PROGRAMS[name](counters)
+    step()
+    step()  # `several_types_in_turn` has two kinds of calls
+    return counters, step

@@ -1,0 +1,286 @@
+"""Several threads on the same refs: every step counts once, readers see whole values."""
+
+import itertools
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import refs
+from refs.errors import RefStateError
+from tests.faults.harness import LIMIT, Counters, add_one, held, is_caused_by, side_by_side, times
+
+THREADS = 8
+N = times(300, 10_000)
+FEW = times(100, 10_000)  # of what takes longer
+
+
+def ref(name, shape=(100,)):
+    return refs.new_ref(jnp.zeros(shape, jnp.int32), name=name)
+
+
+step = refs.jit(add_one)
+
+
+def repeat(n, program, *args):
+    def run():
+        for _ in range(n):
+            program(*args)
+
+    return run
+
+
+# --- Steps ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_call_is_before", [True, False])
+def test_steps_of_the_same_refs(first_call_is_before):
+    counters = Counters()
+
+    @refs.jit
+    def step(first, rest, x):
+        for r in (first, *rest):
+            r[...] += x
+        return first[...]
+
+    first, *rest = counters.refs
+    if first_call_is_before:
+        step(first, rest, 0)
+
+    def thread():
+        return [int(step(first, rest, 1)) for _ in range(N)]
+
+    results = side_by_side(*[thread] * THREADS)
+    counters.agree_on(THREADS * N)
+    # Each result is of the step that returned it, so no two are alike.
+    assert sorted(itertools.chain(*results)) == list(range(1, THREADS * N + 1))
+
+
+def test_steps_of_refs_closed_over():
+    counters = Counters()
+
+    step = refs.jit(lambda: add_one(*counters.refs))
+    side_by_side(*[repeat(N, step)] * THREADS)
+    counters.agree_on(THREADS * N)
+
+
+def test_steps_of_overlapping_refs():
+    a, b, c = (ref(name) for name in "abc")
+    # In every order: threads that wait for each other would deadlock.
+    groups = (a, b), (b, c), (a, b, c), (c, b, a), (b, a), (c, a), (c, b), (b,)
+    side_by_side(*[repeat(N, step, *group) for group in groups])
+    assert [held(r) for r in (a, b, c)] == [5 * N, 7 * N, 5 * N]
+
+
+def test_steps_of_two_functions_over_one_ref():
+    a = ref("a")
+    other = refs.jit(lambda: a.at[...].add(2))
+    side_by_side(*[repeat(N, step, a), repeat(N, other)] * (THREADS // 2))
+    assert held(a) == 3 * N * THREADS // 2
+
+
+def test_steps_of_each_threads_own_ref():
+    own = [ref(f"own{k}") for k in range(THREADS)]
+    side_by_side(*[repeat(N, step, r) for r in own])
+    assert [held(r) for r in own] == [N] * THREADS
+
+
+def test_two_names_for_one_ref():
+    a = ref("a")
+    side_by_side(*[repeat(N, step, a, a)] * THREADS)
+    assert held(a) == 2 * N * THREADS
+
+
+# --- Eager operations -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda r: refs.addupdate(r, ..., 1),
+        lambda r: r.at[...].add(1),
+        lambda r: r.at[...].at[...].add(1),
+        lambda r: [r.at[k].add(1) for k in (0, slice(1, None))],
+    ],
+    ids=["addupdate", "view", "nested view", "parts"],
+)
+def test_eager_additions(add):
+    a = ref("a", (3,))
+    side_by_side(*[repeat(FEW, add, a)] * THREADS)
+    assert held(a) == FEW * THREADS
+
+
+def test_eager_additions_beside_steps():
+    a, b = ref("a"), ref("b")
+    add = repeat(FEW, lambda: refs.addupdate(a, ..., 1))
+    side_by_side(*[repeat(FEW, step, a, b), add] * (THREADS // 2))
+    assert (held(a), held(b)) == (FEW * THREADS, FEW * THREADS // 2)
+
+
+def test_each_value_swapped_in_is_swapped_out_once():
+    a = ref("a", ())
+
+    def thread(k):
+        return lambda: [int(refs.swap(a, ..., 1 + k * N + i)) for i in range(N)]
+
+    out = side_by_side(*[thread(k) for k in range(THREADS)])
+    assert sorted([*itertools.chain(*out), held(a)]) == list(range(THREADS * N + 1))
+
+
+def test_writes_of_the_whole():
+    """Which of the values stays isn't defined; it is one of them."""
+    a = ref("a")
+
+    def thread(k):
+        return repeat(N, lambda: a.__setitem__(..., jnp.full(100, k)))
+
+    side_by_side(*[thread(k) for k in range(1, THREADS + 1)])
+    assert held(a) in range(1, THREADS + 1)
+
+
+# --- Readers --------------------------------------------------------------------------------------
+
+
+def readers():
+    sums = refs.jit(lambda a, b: (a[...], b[...]))
+    copies = refs.jit(lambda a: a[...] + 0)
+    return {
+        "getitem": lambda a, b: [a[...], b[:]],
+        "get": lambda a, b: [refs.get(a), b.at[...].get()],
+        "asarray": lambda a, b: [np.asarray(a), np.array(b)],
+        "several": sums,
+        "one": lambda a, b: [copies(a), copies(b)],
+    }
+
+
+def write_eagerly(a, b):
+    refs.addupdate(a, ..., 1)
+    refs.addupdate(b, ..., 1)
+
+
+@pytest.mark.parametrize("write", [step, write_eagerly], ids=["step", "eager"])
+@pytest.mark.parametrize("name", readers())
+def test_readers_see_whole_values(name, write):
+    a, b = ref("a", (2000,)), ref("b", (2000,))
+    read, written = readers()[name], threading.Event()
+
+    def writer():
+        try:
+            repeat(N, write, a, b)()
+        finally:
+            written.set()
+
+    def reader():
+        seen = [[0], [0]]
+        while not written.is_set():
+            for values, value in zip(seen, read(a, b), strict=True):
+                elements = np.unique(np.asarray(value))
+                assert elements.size == 1, f"torn: {elements}"
+                values.append(int(elements[0]))
+        assert all(values == sorted(values) for values in seen)  # no reader goes back in time
+
+    side_by_side(writer, *[reader] * 3)
+    assert held(a) == held(b) == N
+
+
+# --- Refs that come and go ------------------------------------------------------------------------
+
+
+def test_refs_made_and_dropped_meanwhile():
+    a = ref("a")
+
+    def thread():
+        for _ in range(FEW):
+            mine = ref("mine")
+            step(mine, a)
+            assert held(mine) == 1
+
+    side_by_side(*[thread] * THREADS)
+    assert held(a) == FEW * THREADS
+
+
+def test_a_ref_that_is_frozen_meanwhile():
+    a, begun, ended = ref("a"), threading.Semaphore(0), threading.Event()
+
+    def steps():
+        for k in itertools.count():
+            too_late = ended.is_set()
+            try:
+                step(a)
+            except RefStateError as error:
+                return k, str(error)
+            assert not too_late, "a step of a frozen ref"
+            begun.release()
+
+    def freeze():
+        try:
+            for _ in range(100):
+                assert begun.acquire(timeout=LIMIT / 4)
+            return refs.freeze(a)
+        finally:
+            ended.set()
+
+    *ends, value = side_by_side(*[steps] * 3, freeze)
+    counts, messages = zip(*ends, strict=True)
+    assert all("which was frozen" in message for message in messages)
+    assert np.unique(np.asarray(value)).tolist() == [sum(counts)]
+
+
+# --- Programs that can fail -----------------------------------------------------------------------
+
+
+def callback_step(fails=lambda: None):
+    def host(x):
+        fails()
+        return np.asarray(x) + 1
+
+    @refs.jit
+    def step(*held):
+        for r in held:
+            r[...] = jax.pure_callback(host, jax.ShapeDtypeStruct(r.shape, r.dtype), r[...])
+
+    return step
+
+
+def test_callbacks_of_each_threads_own_ref():
+    own, step = [ref(f"own{k}", (3,)) for k in range(THREADS)], callback_step()
+    n = times(50, 1000)
+    side_by_side(*[repeat(n, step, r) for r in own])
+    assert [held(r) for r in own] == [n] * THREADS
+
+
+def counted(n, program, *args):
+    """Calls it n times; how often it went through. It may find a ref busy, and no other fault."""
+
+    def run():
+        done = 0
+        for _ in range(n):
+            try:
+                program(*args)
+                done += 1
+            except Exception as error:
+                if not is_caused_by(error, RefStateError):
+                    raise
+        return done
+
+    return run
+
+
+def test_callbacks_of_a_shared_ref():
+    """Whether another thread waits or is told that the ref is busy: what was done counts."""
+    a, n = ref("a", (3,)), times(50, 1000)
+    slow = counted(n, callback_step(), a)
+    quick = counted(n, step, a)
+    done = side_by_side(*[slow, quick] * (THREADS // 2))
+    assert held(a) == sum(done)
+
+
+def test_callbacks_that_want_each_others_ref():
+    a, b, n = ref("a", (3,)), ref("b", (3,)), times(20, 300)
+    from_a = callback_step(lambda: refs.addupdate(b, ..., 1000))
+    from_b = callback_step(lambda: refs.addupdate(a, ..., 1000))
+    done = side_by_side(counted(n, from_a, a), counted(n, from_b, b))
+    # What a callback did stays done, even where the call around it failed afterwards.
+    assert [held(a) % 1000, held(b) % 1000] == done

@@ -1,0 +1,137 @@
+"""refs.jit: which of a function's programs a call runs, when the arguments vary."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import refs
+from refs.transforms._signals import without_signals
+
+
+def holds(r, *values):
+    np.testing.assert_array_equal(np.array(r[...]), np.float32(values))
+
+
+# --- Refs that the function doesn't touch ---------------------------------------------------------
+
+
+def test_the_shape_of_an_untouched_ref_is_part_of_the_program():
+    step = refs.jit(lambda x, r: x * r.size)
+    assert [float(step(10.0, refs.new_ref(jnp.zeros(n)))) for n in (3, 5, 3)] == [30, 50, 30]
+    w = refs.new_ref(jnp.zeros(2))
+    write = refs.jit(lambda w, r: w.set(w[...] + r.shape[0]))
+    for n in (3, 5, 3):
+        write(w, refs.new_ref(jnp.zeros(n)))
+    holds(w, 11, 11)
+
+
+def test_what_stands_where_an_untouched_ref_stood():
+    def step(x, r):
+        return x + {refs.Ref: 2, tuple: 12, type(None): 22}.get(
+            type(r), 2 if isinstance(r, jax.Ref) else 102
+        )
+
+    step = refs.jit(step)
+    r = refs.new_ref(0.0)
+    for _ in range(2):
+        assert [float(step(1.0, x)) for x in (r, (r,), None, 1.0, r)] == [3, 13, 23, 103, 3]
+
+
+def test_an_untouched_ref_has_to_be_alive():
+    a, b = refs.new_ref(0.0), refs.new_ref(0.0)
+    step = refs.jit(lambda a, b: a.set(a[...] + 1))
+    step(a, b)
+    step(a, b)
+    refs.free_ref(b)
+    with pytest.raises(refs.errors.RefStateError, match="freed"):
+        step(a, b)
+    holds(a, 2)
+
+
+# --- Others ---------------------------------------------------------------------------------------
+
+
+def test_a_cleared_cache_is_empty():
+    value, r = [1], refs.new_ref(0.0)
+
+    @refs.jit
+    def step(r):
+        r[...] = value[0]
+
+    step(r)
+    step(r)
+    value[0] = 2
+    step(r)
+    holds(r, 1)
+    step.clear_cache()
+    step(r)
+    holds(r, 2)
+
+
+def test_handles_of_jax_and_ours_in_turn():
+    read, write = refs.jit(lambda r: r[...] * 2), refs.jit(lambda r: r.set(r[...] + 1))
+
+    @refs.jit
+    def both(r, s):
+        r[...] = s[...]
+        s[...] += r[...]
+
+    ours, native = refs.new_ref(1.0), jax.new_ref(1.0)
+    for k in range(1, 4):
+        for r in (ours, native):
+            assert read(r) == 2 * k
+            write(r)
+    both(ours, native)
+    both(native, ours)
+    assert (float(ours[...]), float(native[...])) == (8, 4)
+
+
+def test_an_index_that_was_deleted():
+    r, i = refs.new_ref(jnp.arange(3.0)), jnp.array(1)
+    i.delete()
+    with pytest.raises((RuntimeError, ValueError), match="deleted"):
+        r[i]
+    holds(r, 0, 1, 2)
+
+
+def test_signals_wait_for_a_first_run():
+    seen = []
+
+    def run():
+        signal.raise_signal(signal.SIGINT)
+        for _ in range(10):
+            seen.append(1)
+        return 3
+
+    with pytest.raises(KeyboardInterrupt):
+        without_signals(run)
+    assert len(seen) == 10
+    assert without_signals(lambda: 4) == 4
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, refs
+mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+split = jax.sharding.NamedSharding(mesh, jax.P("x"))
+for n in (1, 2):
+    step = refs.jit(lambda *them: [r.set(jnp.ones(8)) for r in them] and None)
+    for sharding in (None, split, None, split):
+        them = [refs.new_ref(jax.device_put(jnp.zeros(8), sharding)) for _ in range(n)]
+        for _ in range(3):
+            step(*them)
+        for r in them:
+            assert r[...].sum() == 8
+            if sharding is not None:
+                assert r.sharding == sharding, r.sharding
+"""
+
+
+def test_a_ref_keeps_its_sharding_whatever_others_have():
+    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    subprocess.run([sys.executable, "-c", SHARDED], check=True, env=os.environ | env)
