@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax._src import (
@@ -122,11 +122,18 @@ def context_in_jit() -> Any:
     return [x for x in config.trace_context() if not isinstance(x, meshes)]
 
 
-def type_in_jit(x: Any) -> Any:
+class TypeInJit(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool | None
+    sharding: Any
+
+
+def type_in_jit(x: Any) -> TypeInJit:
     """The type of an argument of JAX's jit: where that says how it is sharded, all of it."""
     aval: Any = core.shaped_abstractify(x)
     explicit = aval.sharding if has_explicit_sharding(aval) else None
-    return aval.shape, aval.dtype, aval.weak_type, explicit
+    return TypeInJit(aval.shape, aval.dtype, aval.weak_type, explicit)
 
 
 # The lines that jaxprs and HLO point to are the user's, not ours.

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from refs import _holders, _jax, _store
 from refs._eager import buffer_of, is_ours, update_native
 from refs._store import Store, first, get_token, peek_all
-from refs.transforms._entry import Entry, OtherRefs
+from refs.transforms._entry import Entry, OtherRefs, OtherTypes
 from refs.transforms._signals import without_signals
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
                 except BaseException as error:
                     box += (buffers,)
                     holding = None
+                    if attempt > 3 and isinstance(error, OtherTypes):
+                        raise
                     if not entry.may_run_again(error, written, buffers, operands):
                         raise
                     state = None
@@ -167,7 +169,9 @@ def run_carefully(
         except BaseException as error:
             _ = [*restore]
             store_native(copies)
-            if not entry.may_run_again(error, written, state, [[constants]]):
+            if isinstance(error, OtherTypes) or not entry.may_run_again(
+                error, written, state, [[constants]]
+            ):
                 raise
             return None
         _ = [*place]

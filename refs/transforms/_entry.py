@@ -165,7 +165,10 @@ class Entry:
 
         def pure(state: Any, constants: Any = (), kept: Any = (), donated: Any = ()) -> Any:
             flat, tree = jax.tree.flatten((state, constants, kept, donated))
-            types = (tree, list(map(_jax.type_in_jit, flat)), _jax.context_in_jit())
+            # What a ref holds may be weakly typed, in JAX's own handles, and strongly later.
+            n = len(state) + len(constants)
+            strong = [_jax.type_in_jit(x)._replace(weak_type=None) for x in flat[:n]]
+            types = (tree, strong, [*map(_jax.type_in_jit, flat[n:])], _jax.context_in_jit())
             if not expected:
                 expected.append(types)
             if expected[0] != types or _jax.is_jit_disabled():
