@@ -69,7 +69,7 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
             if instances and args and id(args[0]) in instances:
                 return instances[id(args[0])](*args[1:], **kwargs)
             entry, flat = programs.find(static, rest_args, rest_kwargs)
-        attempt = 0
+        attempt = misses = 0
         while True:
             try:
                 written = flat if entry.is_bare else entry.written_of(flat)
@@ -102,9 +102,8 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
                 except BaseException as error:
                     box += (buffers,)
                     holding = None
-                    if attempt > 3 and isinstance(error, OtherTypes):
-                        raise
-                    if not entry.may_run_again(error, written, buffers, operands):
+                    misses += isinstance(error, OtherTypes)
+                    if misses > 3 or not entry.may_run_again(error, written, buffers, operands):
                         raise
                     state = None
                 holding = None  # noqa: F841
@@ -147,6 +146,8 @@ def run_carefully(
         calls_back = entry.can_fail  # noqa: F841  by which `refs._holders` knows us
         held = dict(zip(map(id, ours), map(getitem, lists, indices), strict=True))
         state = [held[id(r)] if is_ours(r) else buffer_of(r) for r in written]
+        if any(buffer is None for buffer in state):
+            return None  # A ref has ended, which `wait` says.
         try:
             mine = iter(peek_all([r for r in read if is_ours(r)]))
         except IndexError:

@@ -128,31 +128,6 @@ def first_calls(counters):
     return step
 
 
-@program
-def without_jaxs_caches(counters):
-    step = refs.jit(lambda: add_one(*counters.refs))
-
-    def turn():
-        jax.clear_caches()
-        step()
-
-    return turn
-
-
-@program
-def eager_without_jaxs_caches(counters):
-    (r,) = counters.refs
-
-    def turn():
-        jax.clear_caches()
-        refs.addupdate(r, ..., 1)
-
-    return turn
-
-
-FIRST_CALLS = ["first_calls", "without_jaxs_caches", "eager_without_jaxs_caches"]
-
-
 # --- Eager operations -----------------------------------------------------------------------------
 # Each is a transaction of its own, on one ref.
 
@@ -167,7 +142,7 @@ EAGER = {
 }
 
 
-CALLS = [name for name in PROGRAMS if name not in FIRST_CALLS]
+CALLS = [name for name in PROGRAMS if name != "first_calls"]
 
 
 def made(name):
@@ -176,7 +151,7 @@ def made(name):
         counters = Counters([(3,)])
         step = functools.partial(EAGER[name], *counters.refs)
     else:
-        counters = Counters([(3,)]) if "eager" in name else Counters()
+        counters = Counters()
         step = PROGRAMS[name](counters)
     step()
     step()  # `several_types_in_turn` has two kinds of calls

@@ -35,8 +35,11 @@ class Alarm:
             self._set, self.rang = False, True
             self._action()
 
-    def set(self, delay):
+    def expect(self):
         self._set, self.rang = True, False
+
+    def set(self, delay):
+        self.expect()
         signal.setitimer(signal.ITIMER_REAL, max(delay, 1e-6))
 
     def unset(self):

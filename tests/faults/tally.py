@@ -1,8 +1,18 @@
 """Interrupts programs, many times, and counts what became of their refs. Runs in a child."""
 
+import signal
+
 from tests.faults.harness import held
 from tests.faults.interrupted_programs import made
-from tests.faults.interruptions import alarm, at_place, delays, interrupted, mend_jax, places
+from tests.faults.interruptions import (
+    alarm,
+    at_place,
+    delays,
+    interrupt,
+    interrupted,
+    mend_jax,
+    places,
+)
 
 
 class Tally:
@@ -52,7 +62,7 @@ def at_random_moments(names, n):
     return tallies
 
 
-def at_every_place(names, most, last=None):
+def at_every_place(names, most, last=None, action=interrupt):
     """Interrupts each program at each of its places, or at so many: see `places`."""
     tallies = {}
     for name in names:
@@ -60,7 +70,18 @@ def at_every_place(names, most, last=None):
         found = places(tally.step, most, last)
         tally.renew()
         for place in found:
-            at_place(place, tally.step)
+            at_place(place, tally.step, action)
             tally.check()
         tallies[name] = tally.counts
     return tallies
+
+
+def at_the_last_places(names, n):
+    """Like `at_every_place`, at the last `n`, and by signals, which a first run makes wait."""
+    with alarm() as handler:
+
+        def ring():
+            handler.expect()
+            signal.raise_signal(signal.SIGALRM)
+
+        return at_every_place(names, n, n, ring)

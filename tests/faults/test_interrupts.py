@@ -4,7 +4,7 @@ import pytest
 
 from tests.faults import tally
 from tests.faults.harness import in_child, times
-from tests.faults.interrupted_programs import CALLS, EAGER, FIRST_CALLS
+from tests.faults.interrupted_programs import CALLS, EAGER
 
 
 def none_is_bad(tallies, record_property):
@@ -19,7 +19,7 @@ def none_is_bad(tallies, record_property):
 
 @pytest.mark.parametrize(
     "names, n",
-    [(CALLS, times(20, 250)), (EAGER, times(20, 250)), (FIRST_CALLS, times(3, 84))],
+    [(CALLS, times(20, 250)), (EAGER, times(20, 250)), (["first_calls"], times(3, 250))],
     ids=["calls", "eager", "first_calls"],
 )
 def test_at_random_moments(names, n, record_property):
@@ -31,7 +31,6 @@ def test_at_every_place(names, record_property):
     none_is_bad(in_child(tally.at_every_place, list(names), times(250, 3000)), record_property)
 
 
-@pytest.mark.parametrize("name", FIRST_CALLS)
-def test_at_the_last_places_of_a_first_call(name, record_property):
+def test_at_the_last_places_of_a_first_call(record_property):
     """When the program has run, and JAX hands its results through many functions."""
-    none_is_bad(in_child(tally.at_every_place, [name], times(12, 100), 100), record_property)
+    none_is_bad(in_child(tally.at_the_last_places, ["first_calls"], 100), record_property)
