@@ -135,3 +135,23 @@ for n in (1, 2):
 def test_a_ref_keeps_its_sharding_whatever_others_have():
     env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     subprocess.run([sys.executable, "-c", SHARDED], check=True, env=os.environ | env)
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_a_closed_over_ref_that_has_ended(write):
+    r, mine = refs.new_ref(0.0), refs.new_ref(1.0)
+
+    @refs.jit
+    def step():
+        r[...] += mine[...]
+        if write:
+            mine[...] += 1
+
+    for _ in range(3):
+        step()
+    before = float(r[...])
+    refs.free_ref(mine)
+    for _ in range(2):
+        with pytest.raises(refs.errors.RefStateError, match="freed"):
+            step()
+    assert r[...] == before

@@ -146,13 +146,13 @@ def run_carefully(
         calls_back = entry.can_fail  # noqa: F841  by which `refs._holders` knows us
         held = dict(zip(map(id, ours), map(getitem, lists, indices), strict=True))
         state = [held[id(r)] if is_ours(r) else buffer_of(r) for r in written]
-        if any(buffer is None for buffer in state):
-            return None  # A ref has ended, which `wait` says.
         try:
             mine = iter(peek_all([r for r in read if is_ours(r)]))
         except IndexError:
             return None  # Another thread's call has it.
         constants = [next(mine) if is_ours(r) else buffer_of(r) for r in read]
+        if any(buffer is None for buffer in (*state, *constants)):
+            return None  # A ref has ended, which `wait` says.
         operands = entry.operands(flat, state, constants)
         keeps_copies = entry.can_fail and not is_debugging
         copies = _copies(state) if keeps_copies else state

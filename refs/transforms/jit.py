@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from refs import _jax
+from refs._access import check_ref
 from refs._eager import is_ours, sharding_of
 from refs._ref import Ref
 from refs._tracing import Call, is_ref, ref_type
@@ -190,6 +191,8 @@ class Programs:
         """The entry for any arguments, made if need be, and its refs ready to be taken."""
         call = Call.of(args, kwargs)
         entry = self._entry(static, call)
+        for ref in entry.refs_of(call.flat):
+            check_ref(ref, "call")  # those closed over, too
         if not entry.is_careful:
             entry.gather(call.flat)
             key = _quick_key(static, call.tree, call.flat)
