@@ -33,4 +33,6 @@ def test_at_every_place(names, record_property):
 
 def test_at_the_last_places_of_a_first_call(record_property):
     """When the program has run, and JAX hands its results through many functions."""
-    none_is_bad(in_child(tally.at_the_last_places, ["first_calls"], 100), record_property)
+    none_is_bad(
+        in_child(tally.at_the_last_places, ["first_calls"], times(20, 100)), record_property
+    )
