@@ -143,7 +143,10 @@ source_info_util.register_exclusion(_PACKAGE + os.sep)
 
 def is_about_deleted(error: BaseException) -> bool:
     """Whether a program wasn't run because an array given to it was donated before."""
-    return isinstance(error, RuntimeError | ValueError) and "been deleted" in str(error)
+    said = str(error)
+    return isinstance(error, RuntimeError | ValueError) and (
+        "been deleted" in said or "deleted or donated" in said
+    )
 
 
 def is_callback_frame(frame: FrameType) -> bool:
