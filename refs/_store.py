@@ -63,7 +63,7 @@ class Store:
     def sweep(self) -> None:
         """Frees the buffers of refs that died while they were taken."""
         while self.dropped:
-            _drop(self.box, self.dropped, self.dropped.pop(), None)
+            _drop(self.box, self.dropped, self.dropped.pop())
 
 
 first = itemgetter(0)
@@ -252,11 +252,11 @@ class _Drop:
     def __init__(self, box: list[Any], dropped: list[int], index: int):
         self.box, self.dropped, self.index = box, dropped, index
 
-    def __call__(self, token: Any) -> None:
-        _drop(self.box, self.dropped, self.index, token)
+    def __call__(self, _: Any) -> None:
+        _drop(self.box, self.dropped, self.index)
 
 
-def _drop(box: list[Any], dropped: list[int], index: int, token: Any) -> None:
+def _drop(box: list[Any], dropped: list[int], index: int) -> None:
     try:
         box[0][index] = None
     except IndexError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from itertools import repeat
+from itertools import compress, count, repeat
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,7 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
                         [(state, rest)] = [*map(entry.compiled, (buffers,))]
                         box += (state,)
                     else:
-                        read = () if entry.read_of is None else entry.peek(flat)
+                        read = entry.peek(flat) if entry.reads else ()
                         operands = (read,), (entry.kept_of(flat),), (entry.donated_of(flat),)
                         [(state, rest)] = [*map(entry.compiled, (buffers,), *operands)]
                         box += (state,)
@@ -132,22 +132,22 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
 def run_carefully(
     entry: Entry, flat: list[Any], compiled: Any = None, is_debugging: bool = False
 ) -> Any:
-    """A call whose program can fail while it runs, or that touches JAX's own handles.
+    """A call whose program can fail, or touches JAX's own handles; and a program's first call.
 
     XLA consumes what is donated even if the program then fails, so we keep copies. While one looks
     for NaNs, JAX runs a program that has made some a second time: then nothing is donated.
     """
     compiled = compiled or (entry.compiled_kept if is_debugging else entry.compiled)
     written = entry.written_of(flat)
-    read = [*entry.read_of(flat)] if entry.read_of is not None else []
-    ours = [r for r in written if is_ours(r)]
+    read = [*entry.read_of(flat)]
+    ours, ours_read = [*filter(is_ours, written)], [*filter(is_ours, read)]
 
     def run(lists: list[Any], indices: list[Any]) -> Any:
         calls_back = entry.can_fail  # noqa: F841  by which `refs._holders` knows us
         held = dict(zip(map(id, ours), map(getitem, lists, indices), strict=True))
         state = [held[id(r)] if is_ours(r) else buffer_of(r) for r in written]
         try:
-            mine = iter(peek_all([r for r in read if is_ours(r)]))
+            mine = iter(peek_all(ours_read))
         except IndexError:
             return None  # Another thread's call has it.
         constants = [next(mine) if is_ours(r) else buffer_of(r) for r in read]
@@ -157,10 +157,10 @@ def run_carefully(
         keeps_copies = entry.can_fail and not is_debugging
         copies = _copies(state) if keeps_copies else state
         results: list[Any] = []
-        places = [k for k, r in enumerate(written) if is_ours(r)]
+        places = [*compress(count(), map(is_ours, written))]
         news = map(getitem, map(first, map(first, repeat(results))), places)
         place = map(list.__setitem__, lists, indices, news)
-        restore = map(list.__setitem__, lists, indices, [copies[k] for k in places])
+        restore = map(list.__setitem__, lists, indices, [*map(copies.__getitem__, places)])
         try:
             results += map(compiled, *zip(operands, strict=True))
             jax.block_until_ready(results)
@@ -198,7 +198,7 @@ def run_carefully(
             if found is not None:
                 entry.is_warm = entry.is_warm or compiled is entry.compiled
                 return entry.result(found[1], flat)
-            attempt = _store.wait(attempt, [r for r in (*ours, *read) if is_ours(r)])
+            attempt = _store.wait(attempt, ours + ours_read)
     finally:
         _ = [*no_more]
 

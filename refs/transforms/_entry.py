@@ -46,7 +46,6 @@ class Entry:
 
     Attributes:
       transaction: the traced function.
-      call_context: what the trace depended on besides the arguments.
       is_bare: whether the arguments are just the refs that are written, each once: then the
         compiled function takes the state only.
       is_single: whether the written refs are just one.
@@ -58,6 +57,7 @@ class Entry:
       is_direct: whether `rest` is the function's result as it stands.
       is_alone: whether the function has no other. `flatten` says so if the structure is another
         one, but takes its time: it prints the arguments.
+      reads: whether there are refs that a call only reads; `read_of` gives them.
       flatten: gives the leaves of arguments of this structure, or raises ValueError.
       written_of: gives the refs that a call with these leaves writes. Raises OtherRefs where refs
         are not the same ones, of one another and of those closed over, as in this program.
@@ -131,7 +131,7 @@ class Entry:
                 raise OtherRefs
 
             self.written_of = checked
-        self.read_of = self._picker_of_refs(t.read) if t.read else None
+        self.read_of, self.reads = self._picker_of_refs(t.read), bool(t.read)
         arrays = [k for k, number in enumerate(call.ref_places) if number is None]
         self._kept = [k for k in arrays if not donated[k]]
         self._donated = [k for k in arrays if donated[k]]
@@ -217,12 +217,12 @@ class Entry:
 
     def refs_of(self, flat: list[Any]) -> list[Any]:
         """The refs that a call with these leaves touches."""
-        return [*self.written_of(flat), *(self.read_of(flat) if self.read_of is not None else ())]
+        return [*self.written_of(flat), *self.read_of(flat)]
 
     def gather(self, flat: list[Any]) -> None:
         """Brings the refs of a call together, where that makes it fast."""
         _store.gather(self.written_of(flat))
-        if self.read_of is not None:
+        if self.reads:
             read = self.read_of(flat)
             if all(r._store.size == 1 for r in read):
                 _store.gather(read)
@@ -230,7 +230,7 @@ class Entry:
 
     def peek(self, flat: list[Any]) -> Any:
         """What the refs hold that a call only reads, all at one moment; else an IndexError."""
-        read = self.read_of(flat)  # type: ignore[misc]
+        read = self.read_of(flat)
         if [*map(get_token, read)] == self._tokens:
             return [*self._pick(read[0]._store.box[0])]  # type: ignore[misc]
         return peek_all(read)
@@ -271,13 +271,12 @@ class Entry:
         """What the compiled function takes, for a call with these leaves."""
         if self.is_bare:
             return (state,)
-        constants = constants if self.read_of is not None else ()  # type: ignore[assignment]
-        return state, constants, self.kept_of(flat), self.donated_of(flat)
+        return state, constants if self.reads else (), self.kept_of(flat), self.donated_of(flat)
 
     def trace(self, flat: list[Any]) -> Any:
         """The compiled function's trace, as JAX gives it."""
         state = [buffer_of(r) for r in self.written_of(flat)]
-        constants = [buffer_of(r) for r in self.read_of(flat)] if self.read_of is not None else []
+        constants = [buffer_of(r) for r in self.read_of(flat)]
         return self.compiled.trace(*self.operands(flat, state, constants))
 
     def result(self, rest: Any, flat: list[Any]) -> Any:

@@ -17,17 +17,19 @@ def without_signals(run: Callable[[], Any]) -> Any:
     if threading.current_thread() is not threading.main_thread():
         return run()  # Python handles signals in the main thread only.
     came: list[tuple[int, Any]] = []
-    handlers: dict[int, Any] = {}
+    # The last to be put back is the one that raises, KeyboardInterrupt.
+    numbers = sorted(signal.valid_signals(), key=signal.SIGINT.__eq__)
+    handlers: dict[int, Any] = {n: signal.getsignal(n) for n in filter(_is_handled, numbers)}
     try:
-        # The last to be put back is the one that raises, KeyboardInterrupt.
-        for number in sorted(signal.valid_signals(), key=lambda n: n == signal.SIGINT):
-            handler = signal.getsignal(number)
-            if callable(handler):
-                handlers[number] = handler
-                signal.signal(number, lambda *args: came.append(args))
+        for number in handlers:
+            signal.signal(number, lambda *args: came.append(args))
         return run()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         for number, frame in came:
             handlers[number](number, frame)
+
+
+def _is_handled(number: int) -> bool:
+    return callable(signal.getsignal(number))

@@ -68,11 +68,17 @@ def alarm(action=interrupt):
 def interrupted(step, handler, delay):
     """Repeats `step` until the alarm, `delay` seconds away, has rung; how often it returned."""
     returned = 0
-    try:
-        handler.set(delay)
+
+    # Not in the `try` itself: CPython 3.13 leaves the jump back of a `while` out of it.
+    def until_it_rang():
+        nonlocal returned
         while not handler.rang:
             step()
             returned += 1
+
+    try:
+        handler.set(delay)
+        until_it_rang()
     except BaseException as error:
         # A callback's interrupt comes out as an error of JAX's that quotes it.
         if not is_caused_by(error, KeyboardInterrupt):
