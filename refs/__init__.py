@@ -14,6 +14,8 @@ from refs._ref import freeze as freeze
 from refs._ref import new_ref as new_ref
 from refs._tracing import make_jaxpr as make_jaxpr
 from refs._view import RefView as RefView
+from refs.callbacks.callback import io_callback as io_callback
+from refs.callbacks.callback import pure_callback as pure_callback
 from refs.discharge import discharge as discharge
 from refs.transforms.checkpoint import checkpoint as checkpoint
 from refs.transforms.checkpoint import remat as remat

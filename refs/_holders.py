@@ -20,6 +20,7 @@ from refs.errors import RefStateError
 # be read by anyone; but XLA would wait for the program before it wrote to them.
 reading: dict[int, list[Any]] = {}
 
+_HOST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "callbacks", "_host.py")
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -32,7 +33,7 @@ def check_not_held_here(ref: Any, box: list[Any]) -> None:
         callbacks.
     """
     here = list(_stack(sys._getframe(1)))
-    is_callback = any(_jax.is_callback_frame(f) for f in here)
+    is_callback = any(map(_is_callback, here))
     if any(_holds(f, box) for f in here):
         who = "a callback of that call" if is_callback else "code that interrupted that call"
     elif is_callback and any(
@@ -57,13 +58,19 @@ def check_not_read(refs: Iterable[Any]) -> None:
     """
     for ref in refs:
         if any(ref is r for read in reading.copy().values() for r in read) and any(
-            _jax.is_callback_frame(f) for f in _stack(sys._getframe(1))
+            map(_is_callback, _stack(sys._getframe(1)))
         ):
             raise RefStateError(
                 f"write to {ref._aval.origin.describe()} by a callback, while a call with "
                 "callbacks reads it: it would wait for that call, and the call for this. Return "
                 "the new value from the callback, or write it when the call has returned"
             )
+
+
+def _is_callback(frame: FrameType) -> bool:
+    """Whether a frame is that of a running program, JAX's or ours, calling back."""
+    code = frame.f_code
+    return _jax.is_callback_frame(frame) or (code.co_filename == _HOST and code.co_name == "call")
 
 
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:

@@ -34,3 +34,7 @@ class RefEscapeError(RefError, ValueError):
 
 class MissingRuleError(RefError, NotImplementedError):
     """A ref reached a primitive for which no discharge rule is registered."""
+
+
+class CallbackError(RefError, RuntimeError):
+    """A callback raised an exception, which is this one's cause."""

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "refs"
 # A module may import modules of earlier rows only. `discharge.*` stands for the files of rules.
 LAYERS = [
     ["errors", "_site", "_jax.names"],
-    ["_jax.equations"],
+    ["_jax.callbacks", "_jax.equations"],
     ["_jax.parameters"],
     ["_jax"],
     ["_holders"],
@@ -25,6 +25,12 @@ LAYERS = [
     ["_ref_type"],
     ["_ref"],
     ["_tracing", "_effects"],
+    ["callbacks", "callbacks._host"],
+    ["callbacks._run"],
+    ["callbacks._failure"],
+    ["callbacks._device", "callbacks._now"],
+    ["callbacks._primitives"],
+    ["callbacks._held", "callbacks.callback"],
     ["lanes", "lanes._primitives", "lanes._variance"],
     ["discharge._registry", "discharge._transforms", "discharge._cells"],
     ["discharge._lanes"],

@@ -16,6 +16,7 @@ import pytest
 
 import refs
 from tests import (
+    error_cases_callbacks,
     error_cases_derivatives,
     error_cases_lanes,
     error_cases_life,
@@ -31,6 +32,7 @@ MODULES = (
     error_cases_programs,
     error_cases_derivatives,
     error_cases_lanes,
+    error_cases_callbacks,
 )
 PACKAGE = Path(refs.__file__).parent
 # Raised for Python's own machinery, which turns them into something else.
@@ -41,6 +43,8 @@ INTERNAL = {
     ("_dispatch.py", "raise ValueError"),
     ("_entry.py", "raise OtherRefs"),
     ("_entry.py", "raise OtherTypes"),
+    ("_device.py", "raise passed_on(error, plan, ()) from error"),
+    ("_primitives.py", "raise passed_on(error, plan, roots) from error"),
 }
 
 

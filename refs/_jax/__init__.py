@@ -6,6 +6,7 @@ the rest of the library reads one vocabulary. `tests/test_jax.py` checks each na
 parameter, and says which one broke.
 """
 
+from refs._jax.callbacks import *  # noqa: F403
 from refs._jax.equations import *  # noqa: F403
 from refs._jax.names import *  # noqa: F403
 from refs._jax.parameters import *  # noqa: F403

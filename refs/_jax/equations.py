@@ -82,12 +82,11 @@ def any_equation(closed: Any, test: Callable[[Any], bool]) -> bool:
 
 def can_fail(closed: Any) -> bool:
     """True where running the jaxpr may raise: it calls back into Python, or out of XLA."""
-    return any_equation(
-        closed,
-        lambda eqn: (
-            "callback" in eqn.primitive.name or eqn.primitive.name in ("debug_print", "ffi_call")
-        ),
-    )
+    return any_equation(closed, can_fail_itself)
+
+
+def can_fail_itself(eqn: Any) -> bool:
+    return "callback" in eqn.primitive.name or eqn.primitive.name in ("debug_print", "ffi_call")
 
 
 def strong(x: Any) -> Any:

@@ -1,5 +1,6 @@
 """Discharge: from effectful jaxprs to pure ones, one rule for each primitive."""
 
+from refs.discharge import callback as callback
 from refs.discharge import calls as calls
 from refs.discharge import checkpoint as checkpoint
 from refs.discharge import cond as cond

@@ -15,7 +15,7 @@ class Cell:
 
     `target` is the ref itself, where the backward pass will find it. `adds_only` says that lanes
     share the ref, and the value is what has been added to it; `changes`, that the body under way
-    or a loop around it changes it.
+    or a loop around it changes it. `number` says which one it is of those that the program writes.
     """
 
     __slots__ = (
@@ -24,6 +24,7 @@ class Cell:
         "changes",
         "ended",
         "made_here",
+        "number",
         "origin",
         "sealed",
         "target",
@@ -40,6 +41,7 @@ class Cell:
         self.made_here = False
         self.adds_only = False
         self.changes = False
+        self.number: int | None = None
 
     def describe(self) -> str:
         return self.origin.describe() if self.origin is not None else "a ref"

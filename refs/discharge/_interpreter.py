@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from refs import _effects, _jax
 from refs._access import describe
 from refs._effects import Touch
+from refs.callbacks._primitives import host_callback_p
 from refs.discharge._cells import Cell, Row, root
 from refs.discharge._lanes import Lanes, Sum
 from refs.discharge._registry import rule_for
@@ -38,6 +39,7 @@ class Context:
       cells: the cell of each concrete ref, by the ref's id.
       differentiated: whether what comes of it may be differentiated.
       keeps_reads: whether what is read from refs is stored for the backward pass, of all else.
+      repeats: whether a backward pass would run this again.
       lanes: in the lanes of `refs.vmap`, what is known of them.
     """
 
@@ -51,6 +53,7 @@ class Context:
         self._outer = outer
         self.differentiated = differentiated if outer is None else outer.differentiated
         self.keeps_reads = outer is not None and outer.keeps_reads
+        self.repeats = outer is not None and outer.repeats
         self.lanes = lanes
         self._inner_of = inner_of or {}
         self._frames: list[Frame] = []
@@ -81,7 +84,8 @@ class Context:
     def eval_eqn(self, eqn: Any, args: Sequence[Any]) -> list[Any]:
         """One equation: by its rule if refs are involved, as it is otherwise."""
         rule = rule_for(eqn.primitive)
-        involves_refs = _involves_refs(eqn)
+        # In lanes that part, a callback is made for those only that come by.
+        involves_refs = _involves_refs(eqn) or (self.lanes is not None and _calls_host(eqn))
         if not involves_refs and (rule is None or not self._may_touch_later(eqn)):
             return _jax.bind_eqn(eqn, args)
         if rule is None:
@@ -205,6 +209,13 @@ def _involves_refs(eqn: Any) -> bool:
     )
 
 
+def _calls_host(eqn: Any) -> bool:
+    return eqn.primitive is host_callback_p or any(
+        _jax.any_equation(inner, lambda e: e.primitive is host_callback_p)
+        for inner in _jax.jaxprs_in(eqn.params)
+    )
+
+
 class Scope:
     """Inner jaxprs of one equation as pure functions over one state.
 
@@ -320,7 +331,7 @@ class Inside:
 
         def inner(outer: Cell, value: Any, sealed: str | None = None) -> Cell:
             cell = Cell(value, outer.origin, sealed, outer.target)
-            cell.adds_only = outer.adds_only
+            cell.adds_only, cell.number = outer.adds_only, outer.number
             cell.changes = outer.changes or sealed is None
             return cell
 

@@ -40,7 +40,7 @@ def discharge_checkpoint(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
 
     def called(arrays: list[Any], state: list[Any], constants: list[Any]) -> Any:
         inside = scope.enter(state, constants)
-        inside.ctx.keeps_reads = keeps_reads
+        inside.ctx.keeps_reads, inside.ctx.repeats = keeps_reads, True
         return inside.run(closed, merge(args, arrays))
 
     return scope.call(jax.checkpoint(called, prevent_cse=prevent_cse, policy=policy), args)

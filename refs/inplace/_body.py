@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import jaxlib
@@ -12,6 +13,10 @@ import numpy as np
 from jax import lax
 
 from refs import _jax
+from refs.callbacks._primitives import host_callback_p
+
+# What a callback is given and gives back is the same memory.
+CALLBACK = host_callback_p
 
 # Equations that change a few cells of their first operand, and are that operand afterwards.
 UPDATES = (
@@ -46,7 +51,7 @@ class Body:
         needed = {v for v in self.outvars if is_var(v)}
         eqns = []
         for eqn in reversed(self.eqns):
-            if eqn.effects or not needed.isdisjoint(eqn.outvars):
+            if eqn.effects or not needed.isdisjoint(eqn.outvars) or must_run(eqn):
                 needed.update(filter(is_var, eqn.invars))
                 eqns.append(eqn)
         return self.jaxpr.replace(eqns=eqns[::-1], outvars=self.outvars)
@@ -70,6 +75,26 @@ class Body:
             if all(not is_var(v) or v in found for v in eqn.invars) and not eqn.effects:
                 found.update(eqn.outvars)
         return found
+
+
+def must_run(eqn: Any) -> bool:
+    """Whether an equation, or one inside it, calls a function that may do anything.
+
+    JAX calls programs slower that have an effect, so what such a call returns stands for one; but
+    not if it is overwritten.
+    """
+    if eqn.primitive is CALLBACK:
+        return eqn.params["plan"].host.is_io
+    return any(_has_calls(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
+
+
+def _has_calls(jaxpr: Any) -> bool:
+    if jaxpr not in _calls:
+        _calls[jaxpr] = any(map(must_run, jaxpr.eqns))
+    return _calls[jaxpr]
+
+
+_calls: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def is_var(atom: Any) -> bool:
@@ -97,7 +122,11 @@ def is_small(atom: Any, buffer: Any) -> bool:
 
 
 def carries(eqn: Any) -> tuple[int, int]:
-    """Which operands of a loop its first outputs go on from: the first one, and how many."""
+    """Which operands of a loop, or a callback, its first outputs go on from: the first one, and
+    how many.
+    """
+    if eqn.primitive is CALLBACK:
+        return 0, eqn.params["plan"].n_roots + eqn.params["n_kept"]
     if eqn.primitive is _jax.scan_p:
         p = _jax.scan_params(eqn.params)
         return p.num_consts, p.num_carry

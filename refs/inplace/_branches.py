@@ -14,6 +14,7 @@ from jax import lax
 
 from refs import _jax
 from refs.inplace._body import (
+    CALLBACK,
     COPIES_LESS,
     LOOPS,
     UPDATES,
@@ -71,7 +72,7 @@ def _buffers(eqn: Any) -> dict[int, int]:
 
 
 def _does_one_thing(body: Body) -> bool:
-    return sum(eqn.primitive in (*UPDATES, *LOOPS, _jax.cond_p) for eqn in body.eqns) <= 1
+    return sum(eqn.primitive in (*UPDATES, *LOOPS, CALLBACK, _jax.cond_p) for eqn in body.eqns) <= 1
 
 
 def _root(body: Body, v: Any) -> int | None:
@@ -82,7 +83,7 @@ def _root(body: Body, v: Any) -> int | None:
         output = list(eqn.outvars).index(v)
         if eqn.primitive in UPDATES:
             v = eqn.invars[0]
-        elif eqn.primitive in LOOPS:
+        elif eqn.primitive in (*LOOPS, CALLBACK):
             first, n = carries(eqn)
             if output >= n:
                 return None

@@ -17,7 +17,18 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from refs.inplace._body import UPDATES, barrier, can_pass, is_small, is_var, splice, substitute
+from refs import _jax
+from refs.inplace._body import (
+    CALLBACK,
+    UPDATES,
+    barrier,
+    can_pass,
+    carries,
+    is_small,
+    is_var,
+    splice,
+    substitute,
+)
 
 _TELLING = {
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
@@ -50,6 +61,8 @@ def fenced(
       constant: values that XLA knows, so that nothing can be made to depend on them.
       on_cpu: whether a conditional will do.
     """
+    if eqn.primitive is CALLBACK and on_cpu:
+        return _carried(eqn, [*passing, *seen])
     is_update = eqn.primitive in UPDATES
     operands = [v for v in _index_first(eqn) if is_var(v) and v is not buffer and can_pass(v)]
     if not is_update:
@@ -73,6 +86,18 @@ def fenced(
     values = list(dict.fromkeys([*passing, operands[0]]))
     eqns, out = splice(_conditional, [*tokens, *values], eqn, n_tokens=len(tokens))
     return _behind(eqn, eqns, values, out)
+
+
+def _carried(eqn: Any, values: Sequence[Any]) -> Fenced:
+    """A callback that values go through as they are: XLA can't compute them again behind it."""
+    n, params = carries(eqn)[1], eqn.params
+    outvars = [_jax.new_var(v.aval) for v in values]
+    carried = eqn.replace(
+        invars=[*eqn.invars[:n], *values, *eqn.invars[n:]],
+        outvars=[*eqn.outvars[:n], *outvars, *eqn.outvars[n:]],
+        params={**params, "n_kept": params["n_kept"] + len(values)},
+    )
+    return Fenced([carried], dict(zip(values, outvars, strict=True)))
 
 
 def _index_first(eqn: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from jax.extend.core import Primitive
 from refs import _jax
 from refs.inplace._body import (
     ADDS,
+    CALLBACK,
     LOOPS,
     UPDATES,
     Body,
@@ -24,7 +25,7 @@ from refs.inplace._body import (
 )
 
 # What a derivative makes of a read: zeros with something put in.
-_DEPOSITS = (*UPDATES, lax.pad_p)
+_DEPOSITS = (*UPDATES, lax.pad_p, CALLBACK)
 _READS = (lax.dynamic_slice_p, lax.gather_p, lax.slice_p)
 
 # Calls that call one another can grow without bounds when they are written out.

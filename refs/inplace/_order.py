@@ -18,6 +18,7 @@ from typing import Any
 
 from refs import _jax
 from refs.inplace._body import (
+    CALLBACK,
     LOOPS,
     UPDATES,
     Body,
@@ -282,7 +283,7 @@ def _updated(eqn: Any) -> list[Any]:
     """The buffers that an equation changes, or may return: what is to be done in place."""
     if eqn.primitive in UPDATES:
         atoms = eqn.invars[:1]
-    elif eqn.primitive in LOOPS:
+    elif eqn.primitive in (*LOOPS, CALLBACK):
         first, n = carries(eqn)
         atoms = eqn.invars[first : first + n]
     elif eqn.primitive is _jax.cond_p:
@@ -295,7 +296,7 @@ def _updated(eqn: Any) -> list[Any]:
 def _is_computed_once(eqn: Any) -> bool:
     name = eqn.primitive.name
     return (
-        eqn.primitive in LOOPS
+        eqn.primitive in (*LOOPS, CALLBACK)
         or name.startswith(_COMPUTED_ONCE)
         or _has_jaxprs(eqn)
         or bool(eqn.effects)

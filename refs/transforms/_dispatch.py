@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from refs import _holders, _jax, _store
 from refs._eager import buffer_of, is_ours, update_native
 from refs._store import Store, first, get_token, peek_all
+from refs.callbacks._failure import failure_of, raise_failure
 from refs.transforms._entry import Entry, OtherRefs, OtherTypes
 from refs.transforms._signals import without_signals
 
@@ -154,13 +155,15 @@ def run_carefully(
         if any(buffer is None for buffer in (*state, *constants)):
             return None  # A ref has ended, which `wait` says.
         operands = entry.operands(flat, state, constants)
-        keeps_copies = entry.can_fail and not is_debugging
-        copies = _copies(state) if keeps_copies else state
+        kept = [] if is_debugging else entry.copied
+        copies = _copies([state[k] for k in kept]) if kept else []
+        saved = dict(zip(kept, copies, strict=True))
         results: list[Any] = []
         places = [*compress(count(), map(is_ours, written))]
         news = map(getitem, map(first, map(first, repeat(results))), places)
         place = map(list.__setitem__, lists, indices, news)
-        restore = map(list.__setitem__, lists, indices, [*map(copies.__getitem__, places)])
+        olds = map(saved.get, places, map(state.__getitem__, places))
+        restore = map(list.__setitem__, lists, indices, olds)
         try:
             results += map(compiled, *zip(operands, strict=True))
             jax.block_until_ready(results)
@@ -168,8 +171,19 @@ def run_carefully(
                 # What isn't donated may come back as it is, twice even.
                 results[0] = (_copies(results[0][0]), results[0][1])
         except BaseException as error:
+            if results and len(kept) < len(written) and not isinstance(error, Exception):
+                # An interrupt while we waited: there is no way back any more, but one ahead.
+                _ = [*place]
+                raise
             _ = [*restore]
-            store_native(copies)
+            store_native([saved.get(k, x) for k, x in enumerate(state)])
+            if (failure := failure_of(error)) is not None:
+                # What wasn't copied was in its callback's hands; and so all refs are ours.
+                held = [k for k in failure.held if k not in saved]
+                for k in held:
+                    lists[k][indices[k]] = jnp.array(failure.held[k])
+                entry.note_failure(failure.error, written)
+                raise_failure(failure, [written[k] for k in held])
             if isinstance(error, OtherTypes) or not entry.may_run_again(
                 error, written, state, [[constants]]
             ):

@@ -14,6 +14,7 @@ from refs._eager import buffer_of, is_ours, sharding_of
 from refs._ref import Ref
 from refs._store import get_token, peek_all
 from refs._tracing import Call, adopt, ref_type, result_of
+from refs.callbacks._held import calls_host, uncopied
 from refs.transforms._signature import NO_STATIC, Static, broadcast_prefix
 from refs.transforms._transaction import Transaction, links_of
 from refs.transforms.in_place import call_in_place
@@ -52,6 +53,7 @@ class Entry:
       shardings: those of the written refs, None if all are on a single device.
       is_warm: whether JAX has run the program before, and runs it again without its Python code.
       can_fail: whether the program can fail while it runs, and something would be lost then.
+      copied: which of the written refs a call keeps copies of, if it can fail.
       is_careful: whether a call goes through `run_carefully`: it can fail, or touches a handle of
         JAX's.
       is_direct: whether `rest` is the function's result as it stands.
@@ -84,7 +86,8 @@ class Entry:
         self._place(call, donated)
         self._tokens = self._pick = None
         written, read = t.refs(t.written, call.refs), t.refs(t.read, call.refs)
-        self.can_fail = bool(written) and _jax.can_fail(t.traced.jaxpr)
+        self.can_fail = _jax.can_fail(t.traced.jaxpr) if written else calls_host(t.traced.jaxpr)
+        self.copied = self._copied(written) if self.can_fail else []
         self.is_careful = self.can_fail or not all(map(is_ours, (*written, *read)))
         self.is_single = len(written) == 1
         self.shardings = _store.shardings_of(written) if not self.is_careful else None
@@ -154,6 +157,17 @@ class Entry:
         slots = [*t.written, *t.read]
         return list(zip(slots, t.refs(slots, arguments), strict=True))
 
+    def _copied(self, written: Sequence[Any]) -> list[int]:
+        t = self.transaction
+        inputs = t.traced.jaxpr.jaxpr.invars
+        keys = [
+            id(ref) if s.argument is None else inputs[s.argument]
+            for s, ref in zip(t.written, written, strict=True)
+        ]
+        refs = dict(zip(keys, written, strict=True)) if all(map(is_ours, written)) else {}
+        left_out = uncopied(t.traced.jaxpr, refs)
+        return [k for k, key in enumerate(keys) if key not in left_out]
+
     # -- the compiled function ------------------------------------------------------------------
 
     def _compile(self, options: Options, call: Call) -> None:
@@ -182,7 +196,7 @@ class Entry:
             constants = [
                 _jax.wrap_keys(x, dtypes[s]) for x, s in zip(constants, t.read, strict=True)
             ]
-            state, rest = t.run(state, constants, leaves)
+            state, rest = t.run(state, constants, leaves, is_program=True)
             if is_direct:
                 return list(map(_jax.unwrap_keys, state)), t.traced.out_tree.unflatten(rest[0])
             return jax.tree.map(_jax.unwrap_keys, (state, rest))
@@ -259,13 +273,17 @@ class Entry:
             # Another thread's call came between, or a value is lost, which is said next time.
             read = operands[0][0] if operands else ()
             return any(x is None or x.is_deleted() for x in (*state, *read))
+        self.note_failure(error, written)
+        return False
+
+    def note_failure(self, error: BaseException, written: Sequence[Any]) -> None:
+        """What is to be done when a call has failed, all of its refs being back."""
         # JAX would call a function that has failed at its first run the slow way ever after.
         _jax.forget_fast_path(self.compiled)
         self.is_warm = False
         for ref in written:
             if is_ours(ref):
                 ref._note_loss(f" in a call of `{self.name}` that failed with {error!r:.200}")
-        return False
 
     def operands(self, flat: list[Any], state: list[Any], constants: list[Any]) -> tuple[Any, ...]:
         """What the compiled function takes, for a call with these leaves."""

@@ -33,6 +33,7 @@ from refs._tracing import (
     trace,
     zeros_like,
 )
+from refs.callbacks._failure import failures_told
 from refs.discharge._cells import Cell
 from refs.discharge._interpreter import Context
 from refs.discharge._program import Program
@@ -128,16 +129,19 @@ class Transaction:
         constants: Sequence[Any],
         leaves: Sequence[Any],
         targets: Sequence[Any] | None = None,
+        is_program: bool = False,
     ) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
         """The pure function: (new state, (array outputs, final values of new refs)).
 
         State comes first among the outputs: XLA gives an alias to the first output that fits.
         `targets` are the ref arguments of the call, if it is to be differentiated: what the
-        backward rules of the user's custom derivatives write.
+        backward rules of the user's custom derivatives write. `is_program` says that it is run by
+        who asks failed callbacks, by number, what written refs held.
         """
         cells = self.cells(self.written, state) | self.cells(self.read, constants)
-        for slot in self.written:
+        for k, slot in enumerate(self.written):
             cells[slot].adds_only = self._is_delta(slot)
+            cells[slot].number = k if is_program else None
         if targets is not None:
             self.aim(cells, list(self.touch_of), targets)
         return self.run_cells(cells, leaves, Context(differentiated=targets is not None))
@@ -230,7 +234,10 @@ def run(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> 
     state, constants = t.values(t.written, []), t.values(t.read, [])
     # XLA compiles loops in any case; on their own they wouldn't be in place.
     call = jax.jit(in_place(t.run)) if _has_loops(t.traced.jaxpr) else t.run
-    state, (outputs, made) = call(state, constants, arrays)
+    with failures_told():
+        state, (outputs, made) = call(state, constants, arrays)
+        if _jax.can_fail(t.traced.jaxpr):
+            jax.block_until_ready((state, outputs, made))
     t.commit(t.written, [], state)
     return t.result(outputs, made, [])
 

@@ -11,6 +11,7 @@ from refs import _jax
 from refs._access import describe
 from refs._ref_type import RefType
 from refs._tracing import Call, is_ref, result_of, trace
+from refs.callbacks._failure import failures_told
 from refs.errors import RefEscapeError, RefStateError, RefTypeError, RefValueError
 from refs.transforms._transaction import Slot, Transaction
 
@@ -96,7 +97,10 @@ def functionalize(fun: Callable[..., Any], closed_over: Any = None) -> Callable[
 
         written, read = [place(s) for s in t.written], [place(s) for s in t.read]
         values = [_jax.strong(v) for v in values]
-        new, (arrays, _) = t.run([values[k] for k in written], [values[k] for k in read], leaves)
+        with failures_told():
+            new, (arrays, _) = t.run(
+                [values[k] for k in written], [values[k] for k in read], leaves
+            )
         for k, value in zip(written, new, strict=True):
             values[k] = value
         out = result_of(t.traced.out_tree, t.traced.out_leaves, arrays, [], [])

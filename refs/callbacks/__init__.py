@@ -1,0 +1,1 @@
+"""Host callbacks that are given the state's own memory."""

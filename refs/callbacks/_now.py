@@ -1,0 +1,88 @@
+"""A callback at top level: Python calls Python, with the memory that the refs hold."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from refs import _store
+from refs._eager import buffer_of, is_ours, update_native
+from refs.callbacks._failure import Failure, raise_failure
+from refs.callbacks._host import Host
+from refs.callbacks._run import Plan
+
+# Together, refs of this size are copied in the time that a call takes anyway.
+MOST_KEPT = 64 * 1024
+
+
+def keeps_old(keep_old: bool | None, n_bytes: int) -> bool:
+    """Whether refs of this size get their old values back when a callback fails."""
+    return n_bytes <= MOST_KEPT if keep_old is None else keep_old
+
+
+def call_now(host: Host, refs: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    """Calls the host, at top level; the results."""
+    rows = tuple((k, 0) for k in range(len(refs)))
+    plan = Plan(host, len(refs), False, rows)
+    ours = [r for r in refs if is_ours(r)]
+
+    def body(lists: list[Any], indices: list[Any]) -> Any:
+        calls_back = True  # noqa: F841  by which `refs._holders` knows us
+        # Programs may be reading the buffers still. One that is donated them comes after those.
+        old = map(list.__getitem__, lists, indices)
+        _ = [*map(list.__setitem__, lists, indices, map(_alone, old))]
+        held = {id(r): b[k] for r, b, k in zip(ours, lists, indices, strict=True)}
+        if any(x is None for x in held.values()):
+            return None  # One has ended, which `wait` says.
+        roots = [_memory(held[id(r)]) if is_ours(r) else np.array(buffer_of(r)) for r in refs]
+        return _run(plan, refs, roots, operands), roots
+
+    attempt = 0
+    while True:
+        found = _store.taken(ours, body) if ours else body([], [])
+        if found is not None:
+            break
+        attempt = _store.wait(attempt, ours)
+    results, roots = found
+    for ref, root in zip(refs, roots, strict=True):
+        if not is_ours(ref):
+            update_native(ref, jnp.array(root))
+    return results
+
+
+def _run(plan: Plan, refs: Sequence[Any], roots: list[Any], operands: Sequence[Any]) -> list[Any]:
+    host = plan.host
+    arrays = [np.asarray(x) for x in operands]
+    results = [np.empty(t.shape, t.dtype) for t in host.results]
+    n_bytes = sum(x.nbytes for x in roots)
+    copies = [x.copy() for x in roots] if keeps_old(host.keeps_old, n_bytes) else None
+    given = [*roots, *arrays]
+    try:
+        plan.run(given, results)
+    except BaseException as error:
+        if copies is not None:
+            _ = [*map(np.copyto, roots, copies)]
+        raise_failure(Failure(error, host, {}), refs if copies is None else ())
+    return [jnp.asarray(x) for x in results]
+
+
+_alone = jax.jit(lambda x: x, donate_argnums=0, keep_unused=True)
+
+
+def _memory(buffer: Any) -> np.ndarray:
+    """The very memory of an array on a CPU, to be written to. The array must stay alive."""
+    shape, dtype = buffer.shape, buffer.dtype
+    if buffer.sharding._device.platform != "cpu":
+        return np.array(buffer)
+    buffer.block_until_ready()
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    memory = (ctypes.c_char * size).from_address(buffer.unsafe_buffer_pointer())
+    return np.ndarray(shape, dtype, memory)

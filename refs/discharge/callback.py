@@ -1,0 +1,73 @@
+"""Rule of callbacks over refs: to a call that is given what they hold, and returns it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from refs import _jax
+from refs._tracing import unique
+from refs.callbacks._primitives import host_callback_p, ref_callback_p
+from refs.callbacks._run import Plan
+from refs.discharge._cells import Row, root
+from refs.discharge._interpreter import Context
+from refs.discharge._registry import register
+from refs.errors import RefTypeError
+
+
+@register(ref_callback_p)
+def discharge_ref_callback(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    host = eqn.params["host"]
+    n = len(host.origins)
+    # A step of a scan over a ref has a row of it: the callback is given that part of the whole.
+    roots, places = unique([root(cell) for cell in args[:n]])
+    indices = [_row_of(cell) for cell in args[:n]]
+    has_mask = ctx.lanes is not None and ctx.lanes.mask is not None
+    plan = Plan(
+        host,
+        len(roots),
+        has_mask,
+        tuple((k, len(index)) for k, index in zip(places, indices, strict=True)),
+        numbers=tuple(cell.number for cell in roots),
+    )
+    if host.is_io and ctx.repeats and ctx.differentiated:
+        raise RefTypeError(
+            f"{host.describe()} in a checkpointed function that is differentiated: the backward "
+            "pass would call it again. Call it outside of `checkpoint`, or use `pure_callback` if "
+            "that does no harm"
+        )
+    # Whoever writes a ref of the program isn't left out. Others would be, if nobody needs them.
+    is_io = host.is_io and (ctx.repeats or not any(k is not None for k in plan.numbers))
+    mask = [ctx.lanes.mask] if has_mask else []  # type: ignore[union-attr]
+    operands = [*mask, *(i for index in indices for i in index), *args[n:]]
+    out = host_callback_p.bind(
+        *(cell.read() for cell in roots), *operands, plan=plan, n_kept=0, is_io=is_io
+    )
+    for cell, value in zip(roots, out, strict=False):
+        cell.write(value)
+    return list(out[len(roots) :])
+
+
+@register(host_callback_p)
+def discharge_host_callback(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    """One without refs: in lanes that have parted, it is made for some."""
+    plan: Plan = eqn.params["plan"]
+    mask = ctx.lanes.mask if ctx.lanes is not None else None
+    if mask is None:
+        return _jax.bind_eqn(eqn, args)
+    roots, rest = args[: plan.n_roots], args[plan.n_roots :]
+    if plan.has_mask:
+        mask, rest = jnp.logical_and(mask, rest[0]), rest[1:]
+    params = {**eqn.params, "plan": plan.with_mask()}
+    return list(host_callback_p.bind(*roots, mask, *rest, **params))
+
+
+def _row_of(cell: Any) -> list[Any]:
+    """The indices, outermost first, that make a row of the whole."""
+    found: list[Any] = []
+    while isinstance(cell, Row):
+        found.insert(0, cell.index)
+        cell = cell.whole
+    return found
