@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
@@ -17,8 +18,6 @@ from refs._site import Site
 from refs._values import convert
 from refs._view import RefView
 from refs.errors import RefIndexError, RefTypeError, RefValueError
-
-WHOLE = ((...,),)  # the structure of a view of all of a ref
 
 
 class Part(NamedTuple):
@@ -28,10 +27,7 @@ class Part(NamedTuple):
     structure: Any  # of a `RefView`
     n_arrays: int  # how many arrays there are in its indices
     shape: tuple[int, ...]
-
-    @property
-    def is_whole(self) -> bool:
-        return self.structure == WHOLE
+    is_whole: bool
 
 
 class Host:
@@ -69,6 +65,7 @@ class Host:
         self.results, self.origins = results, origins
         self.method, self.site, self.keeps_old, self.device = method, site, keeps_old, device
         self.compiled: dict[Any, Any] = {}
+        self._n_in_indices = sum(part.n_arrays for part in leaves if part is not None)
 
     @property
     def is_io(self) -> bool:
@@ -99,11 +96,52 @@ class Host:
           results: to be filled.
           batch: the sizes of axes that all of them have in front besides their own.
         """
-        parts = _Parts(self, roots, arrays, batch)
-        args, kwargs = jax.tree.unflatten(self.tree, parts.leaves())
+        in_indices, rest = iter(arrays[: self._n_in_indices]), iter(arrays[self._n_in_indices :])
+        copies: list[tuple[Any, Any, Any]] = []
+        leaves = []
+        for part in self.leaves:
+            if part is None:
+                array = next(rest)[...]
+                array.setflags(write=False)
+                leaves.append(array)
+            elif part.is_whole:
+                leaves.append(roots[part.ref][...])
+            else:
+                view = RefView.tree_unflatten(part.structure, (None, *_take(in_indices, part)))
+                leaves.append(self._part(part, roots[part.ref], view._path, batch, copies))
+        args, kwargs = self.tree.unflatten(leaves)
         out = self.callback(*args, **kwargs)
-        parts.write_back()
-        self._store(out, results)
+        for x, idx, copy in reversed(copies):
+            x[idx] = copy
+        if out is not None or results:
+            self._store(out, results)
+
+    def _part(
+        self, part: Part, x: Any, path: Any, batch: Any, copies: list[tuple[Any, Any, Any]]
+    ) -> Any:
+        """The part of `x`. Where integer arrays or masks make it a copy, it is noted in `copies`:
+        (of what, the index, the copy).
+        """
+        try:
+            for idx in path:
+                idx = tuple(map(_numpy_index, idx))
+                if not any(e is ... for e in idx):
+                    idx = (*idx, ...)  # of a single element, too, a view
+                inner = x[idx]
+                if any(isinstance(e, np.ndarray) for e in idx):
+                    copies.append((x, idx, inner))
+                x = inner
+        except IndexError as error:
+            raise RefIndexError(f"{self._name(part)}: {error}") from None
+        if x.shape != (*batch, *part.shape):
+            raise RefIndexError(
+                f"{self._name(part)}: the part is out of bounds, there are only {x.shape} of "
+                f"{part.shape}"
+            )
+        return x
+
+    def _name(self, part: Part) -> str:
+        return f"{self.describe()} on a part of {self.origins[part.ref].describe()}"
 
     def _store(self, out: Any, results: Sequence[Any]) -> None:
         leaves = jax.tree.leaves(out)
@@ -113,8 +151,8 @@ class Host:
                 f"{len(results)}"
             )
         for k, (value, result) in enumerate(zip(leaves, results, strict=True)):
-            if type(value) in (bool, int, float, complex):  # takes the dtype, as in jax.numpy
-                value = convert(value, result.dtype)
+            if type(value) is int and jnp.issubdtype(result.dtype, jnp.integer):
+                value = convert(value, result.dtype)  # if it is in the range
             value = np.asarray(value)
             if value.shape != result.shape:
                 raise RefValueError(
@@ -130,59 +168,6 @@ class Host:
             result[...] = value
 
 
-class _Parts:
-    """The arguments of one call."""
-
-    def __init__(self, host: Host, roots: Sequence[Any], arrays: Sequence[Any], batch: Any):
-        self._host, self._roots, self._arrays, self._batch = host, roots, arrays, batch
-        # Parts that integer arrays or masks name are copies: (of what, the index, the part).
-        self._copies: list[tuple[Any, Any, Any]] = []
-
-    def leaves(self) -> Iterator[Any]:
-        rest = iter(self._arrays)
-        # The arrays in indices come first.
-        parts = [
-            RefView.tree_unflatten(leaf.structure, (None, *_take(rest, leaf.n_arrays)))
-            if leaf is not None
-            else None
-            for leaf in self._host.leaves
-        ]
-        for leaf, view in zip(self._host.leaves, parts, strict=True):
-            if leaf is None or view is None:
-                array = next(rest)[...]
-                array.flags.writeable = False
-                yield array
-            else:
-                yield self._part(leaf, self._roots[leaf.ref], view._path)
-
-    def _part(self, leaf: Part, x: Any, path: Any) -> Any:
-        x = x[...]
-        try:
-            for idx in path:
-                idx = tuple(map(_numpy_index, idx))
-                if not any(e is ... for e in idx):
-                    idx = (*idx, ...)  # of a single element, too, a view
-                part = x[idx]
-                if any(isinstance(e, np.ndarray) for e in idx):
-                    self._copies.append((x, idx, part))
-                x = part
-        except IndexError as error:
-            raise RefIndexError(f"{self._name(leaf)}: {error}") from None
-        if x.shape != (*self._batch, *leaf.shape):
-            raise RefIndexError(
-                f"{self._name(leaf)}: the part is out of bounds, there are only {x.shape} of "
-                f"{leaf.shape}"
-            )
-        return x
-
-    def _name(self, leaf: Part) -> str:
-        return f"{self._host.describe()} on a part of {self._host.origins[leaf.ref].describe()}"
-
-    def write_back(self) -> None:
-        for x, idx, part in reversed(self._copies):
-            x[idx] = part
-
-
 def _numpy_index(entry: Any) -> Any:
     """An entry of an index as NumPy has it, which gives views for slices and integers."""
     if isinstance(entry, _jax.Slice):
@@ -194,5 +179,5 @@ def _numpy_index(entry: Any) -> Any:
     return entry
 
 
-def _take(items: Iterator[Any], n: int) -> list[Any]:
-    return [next(items) for _ in range(n)]
+def _take(arrays: Iterator[Any], part: Part) -> list[Any]:
+    return [next(arrays) for _ in range(part.n_arrays)]

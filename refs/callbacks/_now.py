@@ -64,7 +64,7 @@ def _run(plan: Plan, refs: Sequence[Any], roots: list[Any], operands: Sequence[A
     copies = [x.copy() for x in roots] if keeps_old(host.keeps_old, n_bytes) else None
     given = [*roots, *arrays]
     try:
-        plan.run(given, results)
+        plan.runner()(given, results)
     except BaseException as error:
         if copies is not None:
             _ = [*map(np.copyto, roots, copies)]

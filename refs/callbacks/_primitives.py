@@ -128,12 +128,14 @@ def _on_buffers(
             "are NumPy's. Leave `device` out"
         )
 
+    run, n_roots = plan.runner(), plan.n_roots
+
     def handler(_: Any, *buffers: Any) -> tuple[()]:
-        roots = [*map(np.asarray, buffers[n_operands : n_operands + plan.n_roots])]
+        roots = [*map(np.asarray, buffers[n_operands : n_operands + n_roots])]
         operands = [*roots, *map(np.asarray, buffers[n_state:n_operands])]
         results = [*map(np.asarray, buffers[n_operands + n_state :])]
         try:
-            plan.run(operands, results)
+            run(operands, results)
         except BaseException as error:
             raise passed_on(error, plan, roots) from error
         return ()
@@ -155,7 +157,7 @@ def _staged(*operands: Any, plan: Plan, n_kept: int, is_io: bool) -> Any:
         results = [np.empty(t.shape, t.dtype) for t in like[plan.n_roots :]]
         roots = operands[: plan.n_roots]
         try:
-            plan.run(operands, results)
+            plan.runner()(operands, results)
         except BaseException as error:
             raise passed_on(error, plan, roots) from error
         return [*roots, *results]

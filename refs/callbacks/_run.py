@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,24 +49,36 @@ class Plan(NamedTuple):
         layers = [Layer(size, (*axes[:n], None, *axes[n:])) for size, axes in self.layers]
         return self._replace(has_mask=True, layers=tuple(layers))
 
-    def run(self, operands: Sequence[Any], results: Sequence[Any]) -> None:
-        """Makes the call: `operands` and `results` are arrays in the memory that XLA has given.
+    def runner(self) -> Callable[[Sequence[Any], Sequence[Any]], None]:
+        """What makes the call, of `operands` and `results` in the memory that XLA has given.
 
-        Raises:
-          RefEscapeError: if the callback keeps some of that memory. NumPy can't take it back.
+        It raises RefEscapeError if the callback keeps some of that memory, which NumPy can't take
+        back.
         """
-        before = list(map(sys.getrefcount, operands))
-        try:
-            self._map(len(self.layers), operands, results)
-        except BaseException as error:
-            # A traceback keeps the variables of all functions that it came through, and with them
-            # memory that may be gone when a debugger looks at it.
-            traceback.clear_frames(error.__traceback__)
-            if escaped := _grown(operands, before):
-                raise self._escape(escaped[0]) from error
-            raise
-        if escaped := _grown(operands, before):
-            raise self._escape(escaped[0])
+        n, depth, call = self.n_roots, len(self.layers), self.host.call
+        # Nearly always, and then fast.
+        is_simple = not (depth or self.has_mask) and self.rows == tuple((k, 0) for k in range(n))
+
+        def run(operands: Sequence[Any], results: Sequence[Any]) -> None:
+            before = [*map(sys.getrefcount, operands)]
+            try:
+                if is_simple:
+                    call(operands[:n], operands[n:], results)
+                else:
+                    self._map(depth, operands, results)
+            except BaseException as error:
+                # A traceback keeps the variables of all functions that it came through, and with
+                # them memory that may be gone when a debugger looks at it.
+                traceback.clear_frames(error.__traceback__)
+                if escaped := _grown(operands, before):
+                    raise self._escape(escaped[0]) from error
+                raise
+            if [*map(sys.getrefcount, operands)] != before and (
+                escaped := _grown(operands, before)
+            ):
+                raise self._escape(escaped[0])
+
+        return run
 
     def _map(self, depth: int, operands: Sequence[Any], results: Sequence[Any]) -> None:
         """The call in the lanes of the first `depth` layers."""
@@ -147,9 +159,6 @@ class Plan(NamedTuple):
 
 def _grown(objects: Sequence[Any], before: list[int]) -> list[int]:
     """Which objects are held by more than before."""
-    for collect in (lambda: None, gc.collect):
-        collect()  # Those that hold them may be garbage already.
-        now = list(map(sys.getrefcount, objects))
-        if now == before:
-            return []
+    gc.collect()  # Those that hold them may be garbage already.
+    now = map(sys.getrefcount, objects)
     return [k for k, (m, n) in enumerate(zip(before, now, strict=True)) if n > m]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -17,7 +19,7 @@ from refs._ref import Ref, new_ref
 from refs._site import user_site
 from refs._tracing import is_ref, one_name, ref_type, unique
 from refs._view import RefView, is_view
-from refs.callbacks._host import WHOLE, Host, Part
+from refs.callbacks._host import Host, Part
 from refs.callbacks._now import call_now
 from refs.callbacks._primitives import host_callback_p, ref_callback_p
 from refs.callbacks._run import Plan
@@ -173,11 +175,11 @@ def _call(
     if options["device"] not in (None, "gpu"):
         raise RefValueError(f"{name} with device={options['device']!r}: it is None or 'gpu'")
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_view)
-    views = [x if is_view(x) else RefView(x, WHOLE) if is_ref(x) else None for x in leaves]
+    views = [x if is_view(x) else RefView(x, _WHOLE) if is_ref(x) else None for x in leaves]
     refs, numbers = unique([one_name(view.ref) for view in views if view is not None])
     for ref in refs:
         check_ref(ref, name)
-    arrays = [jnp.asarray(x) for x, view in zip(leaves, views, strict=True) if view is None]
+    arrays = [_array(x) for x, view in zip(leaves, views, strict=True) if view is None]
     types, out_tree = jax.tree.flatten(result_shape_dtypes)
     results = tuple(_jax.array_type(t.shape, _on_host(t.dtype, name)) for t in types)
     if options["device"] == "gpu" and types:
@@ -186,7 +188,7 @@ def _call(
         _on_host(x.dtype, name)
     rest = iter(numbers)
     parts = tuple(view and _part(view, next(rest)) for view in views)
-    in_indices = [jnp.asarray(i) for view in views if view is not None for i in view._arrays]
+    in_indices = [_array(i) for view in views if view is not None for i in view._arrays]
     host = Host(
         what,
         callback,
@@ -219,35 +221,60 @@ def _call(
     return jax.tree.unflatten(out_tree, out)
 
 
+def _array(x: Any) -> Any:
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+
+
 def _part(view: RefView, number: int) -> Part:
     frozen = view.tree_flatten()[1]
-    return Part(number, frozen, len(view._arrays), view.shape)
+    is_whole = frozen == _WHOLE
+    shape = view.ref.shape if is_whole else view.shape
+    return Part(number, frozen, len(view._arrays), shape, is_whole)
+
+
+_WHOLE = ((...,),)
 
 
 def _on_host(dtype: Any, name: str) -> Any:
     """The dtype, as JAX has it, if NumPy's memory is the same as XLA's."""
+    dtype, why_not = _host_dtype(dtype, jax.config.read("jax_enable_x64"))
+    if why_not is not None:
+        raise RefTypeError(f"{name} with an array of {why_not}")
+    return dtype
+
+
+@functools.lru_cache
+def _host_dtype(dtype: Any, _: bool) -> tuple[Any, str | None]:
     if jnp.issubdtype(dtype, jax.dtypes.extended):
-        raise RefTypeError(
-            f"{name} with an array of PRNG keys: NumPy has none. Pass `jax.random.key_data(keys)`"
-        )
+        return dtype, "PRNG keys: NumPy has none. Pass `jax.random.key_data(keys)`"
     dtype = jax.dtypes.canonicalize_dtype(dtype)
     info = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo
     if jnp.issubdtype(dtype, jnp.number) and info(dtype).bits < 8:
-        raise RefTypeError(
-            f"{name} with an array of dtype {dtype}: XLA packs several elements into a byte, and "
-            "NumPy can't. Convert it before, `x.astype('int8')` for instance"
+        return dtype, (
+            f"dtype {dtype}: XLA packs several elements into a byte, and NumPy can't. Convert it "
+            "before, `x.astype('int8')` for instance"
         )
-    return dtype
+    return dtype, None
 
 
 # --- Order ----------------------------------------------------------------------------------------
 
 
-@functools.cache
 def _order() -> Ref:
-    """What all ordered callbacks write: so that one comes after the other."""
-    with jax.ensure_compile_time_eval():  # The first one may be in a trace.
-        return new_ref(np.zeros((), np.uint8), name="the order of callbacks")
+    """What all ordered callbacks are given: so that one comes after the other."""
+    with _lock:
+        if not _made:
+            # On a thread of its own, because the first call may be in a trace.
+            with ThreadPoolExecutor(1) as thread:
+                _made.append(
+                    thread.submit(new_ref, _NOTHING, name="the order of callbacks").result()
+                )
+    return _made[0]
+
+
+_NOTHING = np.zeros((), np.uint8)
+_lock = threading.Lock()
+_made: list[Ref] = []
 
 
 def _after(callback: Any) -> Any:

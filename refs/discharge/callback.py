@@ -38,8 +38,9 @@ def discharge_ref_callback(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[
             "pass would call it again. Call it outside of `checkpoint`, or use `pure_callback` if "
             "that does no harm"
         )
-    # Whoever writes a ref of the program isn't left out. Others would be, if nobody needs them.
-    is_io = host.is_io and (ctx.repeats or not any(k is not None for k in plan.numbers))
+    # JAX runs programs that have an effect slower, and refuses some in lanes. That the call is made
+    # follows from the state, or is seen to by `refs.inplace`; but JAX must not repeat it.
+    is_io = host.is_io and ctx.repeats
     mask = [ctx.lanes.mask] if has_mask else []  # type: ignore[union-attr]
     operands = [*mask, *(i for index in indices for i in index), *args[n:]]
     out = host_callback_p.bind(

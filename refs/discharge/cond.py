@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
+from refs.callbacks._primitives import host_callback_p
 from refs.discharge._interpreter import Context, merge, split
 from refs.discharge._registry import register
 
@@ -18,7 +19,9 @@ def discharge_cond(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     index, *operands = args
     branches = [_jax.as_closed(b) for b in eqn.params["branches"]]
     scope = ctx.scope(*[(b, operands) for b in branches])
-    if ctx.lanes is not None and (ctx.lanes.variance.diverges(eqn) or scope.sums):
+    if ctx.lanes is not None and (
+        ctx.lanes.variance.diverges(eqn) or scope.sums or any(map(_has_io, branches))
+    ):
         return _every_branch(ctx, index, branches, operands)
     constants = scope.constants
 
@@ -29,6 +32,11 @@ def discharge_cond(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     out, state = lax.switch(index, [as_function(b) for b in branches], split(operands), scope.state)
     scope.update(state)
     return out
+
+
+def _has_io(branch: Any) -> bool:
+    """Whether there are callbacks in a branch that JAX doesn't batch, and we can mask."""
+    return _jax.any_equation(branch, lambda e: e.primitive is host_callback_p and bool(e.effects))
 
 
 def _every_branch(

@@ -33,7 +33,7 @@ class NoEntry:
     """Stands for the entry of a call that has none yet, or none that is found quickly."""
 
     static = None
-    is_bare = is_alone = False
+    is_bare = is_alone = is_careful = False
 
     @staticmethod
     def flatten(tree: Any) -> list[Any]:
@@ -70,6 +70,13 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
             if instances and args and id(args[0]) in instances:
                 return instances[id(args[0])](*args[1:], **kwargs)
             entry, flat = programs.find(static, rest_args, rest_kwargs)
+        if entry.is_careful:
+            try:
+                if entry.is_warm:
+                    return run_carefully(entry, flat)
+            except (OtherRefs, OtherTypes):
+                pass  # It is for other arguments.
+            entry = NoEntry
         attempt = misses = 0
         while True:
             try:
@@ -119,6 +126,7 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
                 return bound(*args[1:], **kwargs)
             entry, flat = programs.settle(static, rest_args, rest_kwargs)
             if entry.is_careful:
+                inline = entry if entry.is_alone else NoEntry
                 return run_carefully(entry, flat)
             if not entry.is_warm:
                 return without_signals(functools.partial(run_carefully, entry, flat))

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from refs import _access, _jax
+from refs import _access, _jax, _store
+from refs._eager import is_ours
 from refs._effects import Touch
 from refs._ref import new_ref
 from refs._tracing import (
@@ -234,12 +235,23 @@ def run(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> 
     state, constants = t.values(t.written, []), t.values(t.read, [])
     # XLA compiles loops in any case; on their own they wouldn't be in place.
     call = jax.jit(in_place(t.run)) if _has_loops(t.traced.jaxpr) else t.run
-    with failures_told():
+    if _jax.can_fail(t.traced.jaxpr):
+        state, (outputs, made) = _held(t, call, state, constants, arrays)
+    else:
         state, (outputs, made) = call(state, constants, arrays)
-        if _jax.can_fail(t.traced.jaxpr):
-            jax.block_until_ready((state, outputs, made))
     t.commit(t.written, [], state)
     return t.result(outputs, made, [])
+
+
+def _held(t: Transaction, call: Callable[..., Any], *operands: Any) -> Any:
+    """A call with callbacks, which can't use meanwhile what it will overwrite."""
+
+    def body(*_: Any) -> Any:
+        calls_back = True  # noqa: F841  by which `refs._holders` knows us
+        with failures_told():
+            return jax.block_until_ready(call(*operands))
+
+    return _store.taken([*filter(is_ours, t.refs(t.written, []))], body)
 
 
 def _has_loops(closed: Any) -> bool:

@@ -195,8 +195,8 @@ class Programs:
             check_ref(ref, "call")  # those closed over, too
         if not entry.is_careful:
             entry.gather(call.flat)
-            key = _quick_key(static, call.tree, call.flat)
-            self._quick[key] = entry if self._quick.get(key, entry) is entry else None
+        key = _quick_key(static, call.tree, call.flat)
+        self._quick[key] = entry if self._quick.get(key, entry) is entry else None
         return entry, call.flat
 
     def call_otherwise(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
