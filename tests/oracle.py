@@ -212,6 +212,36 @@ def tree_map(fun, tree, *rest):
     return None if tree is None else fun(tree, *rest)
 
 
+# --- Callbacks ----------------------------------------------------------------------------------
+
+
+def callback(fun, types, *args, ordered=False, keep_old=None, vmap_method=None, **named):
+    """A call of `fun` with NumPy arrays: for a ref what it holds, and what is written stays."""
+    del types, ordered, keep_old, vmap_method  # what is called is plain Python: no need to know
+    arrays, back = {}, []
+
+    def given(x):
+        if isinstance(x, View):
+            whole, index = given(x.base), x.index if isinstance(x.index, tuple) else (x.index,)
+            # With `...`, a part that is a single element is an array too.
+            part = whole[index if any(e is ... for e in index) else (*index, ...)]
+            if not np.may_share_memory(part, whole):
+                back.append((whole, index, part))  # integer arrays and masks: NumPy copies
+            return part
+        if isinstance(x, Ref):
+            return arrays.setdefault(id(x), (x, x.value.copy()))[1]
+        x = np.array(x)
+        x.flags.writeable = False
+        return x
+
+    results = fun(*map(given, args), **{name: given(x) for name, x in named.items()})
+    for whole, index, part in reversed(back):
+        whole[index] = part
+    for ref, value in arrays.values():
+        ref.value = value
+    return results
+
+
 # --- The modules --------------------------------------------------------------------------------
 
 
@@ -239,6 +269,8 @@ def namespace():
             jit=as_is,
             checkpoint=as_is,
             vmap=vmap,
+            io_callback=callback,
+            pure_callback=callback,
         ),
         "jnp": SimpleNamespace(bool_=np.bool, **dtypes, **functions),
         "lax": SimpleNamespace(

@@ -67,15 +67,11 @@ class Plan(NamedTuple):
                 else:
                     self._map(depth, operands, results)
             except BaseException as error:
-                # A traceback keeps the variables of all functions that it came through, and with
-                # them memory that may be gone when a debugger looks at it.
-                traceback.clear_frames(error.__traceback__)
+                _clear(error)
                 if escaped := _grown(operands, before):
                     raise self._escape(escaped[0]) from error
                 raise
-            if [*map(sys.getrefcount, operands)] != before and (
-                escaped := _grown(operands, before)
-            ):
+            if escaped := _grown(operands, before):
                 raise self._escape(escaped[0])
 
         return run
@@ -157,8 +153,22 @@ class Plan(NamedTuple):
         )
 
 
+def _clear(error: BaseException | None) -> None:
+    """Empties the functions that an exception, and those that led to it, came through.
+
+    A traceback keeps their variables, and with them memory that may be gone when a debugger looks.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
 def _grown(objects: Sequence[Any], before: list[int]) -> list[int]:
     """Which objects are held by more than before."""
+    if [*map(sys.getrefcount, objects)] == before:
+        return []
     gc.collect()  # Those that hold them may be garbage already.
     now = map(sys.getrefcount, objects)
     return [k for k, (m, n) in enumerate(zip(before, now, strict=True)) if n > m]
