@@ -17,10 +17,19 @@ def microseconds(call: Callable[[], Any], repeat: int) -> float:
     return (time.perf_counter() - start) / repeat * 1e6
 
 
-def in_turns(measures: Sequence[Callable[[], float]], rounds: int) -> list[float]:
-    """The median of what each measures. They take turns: a busy machine is busy for all."""
-    times = [[measure() for measure in measures] for _ in range(rounds)]
-    return [median(column) for column in zip(*times, strict=True)]
+def in_turns(measures: Sequence[Callable[[], float]], rounds: int | Sequence[int]) -> list[float]:
+    """The median of what each measures, when all take turns: a busy machine is busy for all.
+
+    One that has fewer rounds than the others sits some out, evenly from the first to the last.
+    """
+    each = [rounds] * len(measures) if isinstance(rounds, int) else rounds
+    most = max(each)
+    found: list[list[float]] = [[] for _ in measures]
+    for k in range(most):
+        for measure, wanted, mine in zip(measures, each, found, strict=True):
+            if k * wanted % most < wanted:
+                mine.append(measure())
+    return [median(mine) for mine in found]
 
 
 def medians(calls: Sequence[Callable[[], Any]], rounds: int, repeat: int) -> list[float]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +16,9 @@ import numpy as np
 from programs import Arrays, Program
 
 import refs
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from stopwatch import in_turns
 
 try:
     import numba
@@ -137,21 +141,6 @@ def microseconds(call: Call) -> float:
     start = time.perf_counter()
     call()
     return (time.perf_counter() - start) * 1e6
-
-
-def in_turns(measures: Sequence[Callable[[], float]], rounds: Sequence[int]) -> list[float]:
-    """The median of what each measures, when all take turns.
-
-    One that has fewer rounds than the others sits some out, evenly from the first to the last, so
-    that a busy machine is busy for all.
-    """
-    most = max(rounds)
-    found: list[list[float]] = [[] for _ in measures]
-    for k in range(most):
-        for measure, wanted, mine in zip(measures, rounds, found, strict=True):
-            if k * wanted % most < wanted:
-                mine.append(measure())
-    return [median(mine) for mine in found]
 
 
 QUICK, SLOW = 10_000, 100_000  # µs a call

@@ -222,7 +222,12 @@ def _call(
 
 
 def _array(x: Any) -> Any:
-    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+    if isinstance(x, jax.Array):
+        return x
+    if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "biufc" and _jax.at_top_level():
+        # To JAX and back takes as long as the rest of the call.
+        return np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))[...]
+    return jnp.asarray(x)
 
 
 def _part(view: RefView, number: int) -> Part:

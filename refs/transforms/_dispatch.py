@@ -72,7 +72,7 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
             entry, flat = programs.find(static, rest_args, rest_kwargs)
         if entry.is_careful:
             try:
-                if entry.is_warm:
+                if entry.may_repeat(flat):
                     return run_carefully(entry, flat)
             except (OtherRefs, OtherTypes):
                 pass  # It is for other arguments.

@@ -254,6 +254,22 @@ class Entry:
         t = self.transaction
         return self.ref_places == call.ref_places and t.links == links_of(call.refs, t.program.refs)
 
+    def may_repeat(self, flat: list[Any]) -> bool:
+        """Whether a careful call's refs are such as this entry is for, by all but their types.
+
+        Those the compiled function compares; but one ref in two places it would be donated twice.
+        Handles of JAX's own are left to `Programs.settle`.
+
+        Raises:
+          OtherRefs: as `written_of`.
+        """
+        if not self.is_warm:
+            return False
+        refs = self.refs_of(flat)
+        return len({*map(id, refs)}) == len(refs) and all(
+            type(r) is Ref and r._end is None and r._sharding is None for r in refs
+        )
+
     def may_run_again(
         self,
         error: BaseException,
