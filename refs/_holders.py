@@ -45,8 +45,8 @@ def check_not_held_here(ref: Any, box: list[Any]) -> None:
         return
     raise RefStateError(
         f"use of {ref._aval.origin.describe()}, which a call is updating right now, by {who}: the "
-        "call can't end before this does. Pass the value to the callback as an argument, "
-        "`ref[...]`, or use the ref when the call has returned"
+        "call can't end before this does. Pass it as an argument of `refs.io_callback`, which is "
+        "given its memory, or use it when the call has returned"
     )
 
 

@@ -90,8 +90,8 @@ def use_of_a_ref_lost_in_a_call(r, i):
 @raises(
     errors.RefStateError,
     "use of ref `local` (created at FILE:N), which a call is updating right now, by code that "
-    "interrupted that call: the call can't end before this does. Pass the value to the callback "
-    "as an argument, `ref[...]`, or use the ref when the call has returned",
+    "interrupted that call: the call can't end before this does. Pass it as an argument of "
+    "`refs.io_callback`, which is given its memory, or use it when the call has returned",
 )
 def use_of_a_ref_while_it_is_updated(r, i):
     ref = local()
