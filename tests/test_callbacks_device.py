@@ -10,6 +10,7 @@ import pytest
 
 import refs
 from refs import _jax
+from refs.callbacks import _now
 from refs.callbacks._device import on_device
 from refs.callbacks._primitives import ref_callback_p
 from refs.callbacks._run import Plan
@@ -77,6 +78,26 @@ def test_staged_failure():
         refs.jit(lambda: refs.io_callback(fails, None, r))()
     assert isinstance(caught.value.__cause__, ValueError)
     np.testing.assert_array_equal(r, np.zeros(3))
+
+
+def test_at_top_level_with_memory_elsewhere():
+    r, s = refs.new_ref(jnp.zeros(3)), jax.new_ref(jnp.zeros(3))
+
+    def fails(x):
+        x += 1
+        raise ValueError("on purpose")
+
+    def both(x, y):
+        x += 1
+        y += 2
+
+    with mock.patch.object(_now, "_is_on_host", return_value=False):
+        refs.io_callback(both, None, r, s)
+        with pytest.raises(CallbackError):
+            refs.io_callback(fails, None, r)
+        assert refs.io_callback(add, TOTAL, r, 2) == 4
+    np.testing.assert_array_equal(r, [1, 1, 2])
+    np.testing.assert_array_equal(s[...], [2, 2, 2])
 
 
 # --- On a GPU -------------------------------------------------------------------------------------

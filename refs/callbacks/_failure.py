@@ -50,8 +50,9 @@ def passed_on(error: BaseException, plan: Plan, roots: Sequence[Any]) -> BaseExc
 
 def failure_of(error: BaseException) -> Failure | None:
     """The failed call that made a program of XLA fail."""
-    found = _MARK.search(str(error))
-    return _failures.pop(int(found[1]), None) if found else None
+    # A callback may have run a program of JAX that failed likewise: its number comes first.
+    found = _MARK.findall(str(error))
+    return _failures.pop(int(found[-1]), None) if found else None
 
 
 @contextmanager

@@ -41,7 +41,12 @@ def call_now(host: Host, refs: Sequence[Any], operands: Sequence[Any]) -> list[A
         if any(x is None for x in held.values()):
             return None  # One has ended, which `wait` says.
         roots = [_memory(held[id(r)]) if is_ours(r) else np.array(buffer_of(r)) for r in refs]
-        return _run(plan, refs, roots, operands), roots
+        results = _run(plan, refs, roots, operands)
+        new = [root for r, root in zip(refs, roots, strict=True) if is_ours(r)]
+        for buffers, k, root in zip(lists, indices, new, strict=True):
+            if not _is_on_host(buffers[k]):
+                buffers[k] = jax.device_put(root, buffers[k].sharding)
+        return results, roots
 
     attempt = 0
     while True:
@@ -68,7 +73,7 @@ def _run(plan: Plan, refs: Sequence[Any], roots: list[Any], operands: Sequence[A
     except BaseException as error:
         if copies is not None:
             _ = [*map(np.copyto, roots, copies)]
-        raise_failure(Failure(error, host, {}), refs if copies is None else ())
+        raise_failure(Failure(error, host, {}), [] if copies else [*filter(is_ours, refs)])
     return [jnp.asarray(x) for x in results]
 
 
@@ -76,9 +81,12 @@ _alone = jax.jit(lambda x: x, donate_argnums=0, keep_unused=True)
 
 
 def _memory(buffer: Any) -> np.ndarray:
-    """The very memory of an array on a CPU, to be written to. The array must stay alive."""
+    """The very memory of an array on a CPU, to be written to. The array must stay alive.
+
+    Of one that is elsewhere, a copy.
+    """
     shape, dtype = buffer.shape, buffer.dtype
-    if buffer.sharding._device.platform != "cpu":
+    if not _is_on_host(buffer):
         return np.array(buffer)
     buffer.block_until_ready()
     size = math.prod(shape) * dtype.itemsize
@@ -86,3 +94,8 @@ def _memory(buffer: Any) -> np.ndarray:
         return np.empty(shape, dtype)
     memory = (ctypes.c_char * size).from_address(buffer.unsafe_buffer_pointer())
     return np.ndarray(shape, dtype, memory)
+
+
+def _is_on_host(buffer: Any) -> bool:
+    [device] = buffer.devices()
+    return device.platform == "cpu"

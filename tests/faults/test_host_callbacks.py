@@ -240,3 +240,24 @@ def test_what_a_traceback_shows_is_not_the_memory(keep_old, place):
                 found += [x for x in frame.f_locals.values() if isinstance(x, np.ndarray)]
         error = error.__cause__ or error.__context__
     assert not [x for x in found if x.size == LARGE and x.base is not None]
+
+
+def test_a_callback_whose_own_program_of_jax_fails():
+    r = refs.new_ref(jnp.zeros(100_000))
+
+    def inner():
+        raise OnPurpose("inside")
+
+    def callback(x):
+        x += 1
+        kind = jax.ShapeDtypeStruct((), "float32")
+        try:
+            jax.block_until_ready(jax.jit(lambda: refs.pure_callback(inner, kind))())
+        except RuntimeError as error:
+            raise ValueError(str(error)[-30:]) from None  # what marks the inner failure
+
+    step = refs.jit(lambda: refs.io_callback(callback, None, r))
+    with pytest.raises(CallbackError, match=r"`callback` at .* raised") as caught:
+        step()
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert held(r) == 1
