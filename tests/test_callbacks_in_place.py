@@ -158,3 +158,24 @@ def test_lanes_copy_nothing():
     assert_in_place(each, refs.new_ref(jnp.ones((8, N))))
     once = refs.vmap(lambda r: refs.pure_callback(add_one, None, r, vmap_method="expand_dims"))
     assert_in_place(once, refs.new_ref(jnp.ones((8, N))))
+
+
+def given_its_own_value(r):
+    refs.io_callback(lambda r, old: r.fill(old[1]), None, r, r[...])
+
+
+def whose_old_value_is_returned(r):
+    old = r[...]
+    refs.io_callback(add_one, None, r)
+    return old
+
+
+@pytest.mark.parametrize("program", [given_its_own_value, whose_old_value_is_returned])
+def test_what_has_to_be_copied_is_said(program):
+    line = program.__code__.co_firstlineno
+    where = f"test_callbacks_in_place.py:({line + 1}|{line + 2})"  # the reading or the callback
+    with pytest.raises(
+        AssertionError, match=rf"copies .* as many as a ref .* for {where}"
+    ) as caught:
+        assert_in_place(program, *float_refs(1))
+    assert "used again after it has been overwritten" in str(caught.value)
