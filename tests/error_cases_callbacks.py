@@ -51,6 +51,15 @@ def callback_with_an_unknown_vmap_method(r, i):
 
 @raises(
     errors.RefTypeError,
+    "io_callback of `nothing`: result_shape_dtypes has a type, which has no shape and dtype. Give "
+    "a `jax.ShapeDtypeStruct(shape, dtype)` for each result, or None for no results",
+)
+def callback_with_results_of_no_type(r, i):
+    refs.io_callback(nothing, float, r)
+
+
+@raises(
+    errors.RefTypeError,
     "io_callback of `nothing` with an array of PRNG keys: NumPy has none. Pass "
     "`jax.random.key_data(keys)`",
 )

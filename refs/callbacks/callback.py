@@ -6,7 +6,7 @@ import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +82,6 @@ def io_callback(
     >>> seen
     Ref([ 0. , 20.5,  0. ], dtype=float32)
     """
-    options = {"method": None, "keep_old": keep_old, "device": device}
     if ordered:
         if jax.sharding.get_abstract_mesh().manual_axes:
             raise RefValueError(
@@ -90,7 +89,8 @@ def io_callback(
                 "Calls that touch one ref are made in order on each device"
             )
         callback, args = _after(callback), (_order(), *args)
-    return _call("io_callback", callback, result_shape_dtypes, args, kwargs, sharding, options)
+    options = _Options("io_callback", sharding, None, keep_old, device)
+    return _call(callback, result_shape_dtypes, args, kwargs, options)
 
 
 def pure_callback(
@@ -141,8 +141,8 @@ def pure_callback(
             f"pure_callback with vmap_method={vmap_method!r}: it is one of "
             f"{', '.join(map(repr, _METHODS))}"
         )
-    options = {"method": vmap_method, "keep_old": keep_old, "device": device}
-    return _call("pure_callback", callback, result_shape_dtypes, args, kwargs, sharding, options)
+    options = _Options("pure_callback", sharding, vmap_method, keep_old, device)
+    return _call(callback, result_shape_dtypes, args, kwargs, options)
 
 
 _METHODS = (
@@ -155,70 +155,88 @@ _METHODS = (
 )
 
 
+class _Options(NamedTuple):
+    what: str
+    sharding: Any
+    method: str | None
+    keep_old: bool | None
+    device: str | None
+
+
 def _call(
-    what: str,
-    callback: Any,
-    result_shape_dtypes: Any,
-    args: Any,
-    kwargs: Any,
-    sharding: Any,
-    options: dict[str, Any],
+    callback: Any, result_shape_dtypes: Any, args: Any, kwargs: Any, options: _Options
 ) -> Any:
-    name = f"{what} of `{getattr(callback, '__name__', type(callback).__name__)}`"
-    if not callable(callback):
-        raise RefTypeError(f"{what} of a {type(callback).__name__}: it calls a function")
-    if sharding is not None:
-        raise RefTypeError(
-            f"{name} with a sharding: put it in `refs.shard_map`, where every device calls with "
-            "its own part"
-        )
-    if options["device"] not in (None, "gpu"):
-        raise RefValueError(f"{name} with device={options['device']!r}: it is None or 'gpu'")
+    name = _checked_name(callback, options)
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_view)
     views = [x if is_view(x) else RefView(x, _WHOLE) if is_ref(x) else None for x in leaves]
     refs, numbers = unique([one_name(view.ref) for view in views if view is not None])
     for ref in refs:
         check_ref(ref, name)
     arrays = [_array(x) for x, view in zip(leaves, views, strict=True) if view is None]
-    types, out_tree = jax.tree.flatten(result_shape_dtypes)
-    results = tuple(_jax.array_type(t.shape, _on_host(t.dtype, name)) for t in types)
-    if options["device"] == "gpu" and types:
-        raise RefTypeError(f"{name} with device='gpu' and results: write them to refs")
     for x in (*refs, *arrays):
         _on_host(x.dtype, name)
-    rest = iter(numbers)
-    parts = tuple(view and _part(view, next(rest)) for view in views)
     in_indices = [_array(i) for view in views if view is not None for i in view._arrays]
+    rest = iter(numbers)
+    parts = tuple(None if view is None else _part(view, next(rest)) for view in views)
+    types, out_tree = jax.tree.flatten(result_shape_dtypes)
     host = Host(
-        what,
+        options.what,
         callback,
         tree,
         parts,
-        results,
+        _results(types, name, options.device),
         tuple(ref_type(r).origin for r in refs),
-        options["method"],
+        options.method,
         user_site(),
-        options["keep_old"],
-        options["device"],
+        options.keep_old,
+        options.device,
     )
-    operands = [*in_indices, *arrays]
-    if _jax.at_top_level():
-        if host.device is not None:
-            raise RefTypeError(f"{name} with device='gpu' at top level: call it under `refs.jit`")
-        for ref in refs:
-            if sharding_of(ref) is not None:
-                raise RefValueError(
-                    f"{name} on {describe(ref)}, which is spread over devices: each has only a "
-                    "part of the memory. Put it in `refs.shard_map`, where every device calls with "
-                    "its own part"
-                )
-        out = call_now(host, refs, operands)
-    elif refs:
-        out = ref_callback_p.bind(*refs, *operands, host=host)
-    else:
+    return jax.tree.unflatten(out_tree, _bind(host, name, refs, [*in_indices, *arrays]))
+
+
+def _bind(host: Host, name: str, refs: list[Any], operands: list[Any]) -> Any:
+    """The results of the call, made now or traced."""
+    if not _jax.at_top_level():
+        if refs:
+            return ref_callback_p.bind(*refs, *operands, host=host)
         plan = Plan(host, 0, False, ())
-        out = host_callback_p.bind(*operands, plan=plan, n_kept=0, is_io=host.is_io)
-    return jax.tree.unflatten(out_tree, out)
+        return host_callback_p.bind(*operands, plan=plan, n_kept=0, is_io=host.is_io)
+    if host.device is not None:
+        raise RefTypeError(f"{name} with device='gpu' at top level: call it under `refs.jit`")
+    for ref in refs:
+        if sharding_of(ref) is not None:
+            raise RefValueError(
+                f"{name} on {describe(ref)}, which is spread over devices: each has only a part of "
+                "the memory. Put it in `refs.shard_map`, where every device calls with its own part"
+            )
+    return call_now(host, refs, operands)
+
+
+def _checked_name(callback: Any, options: _Options) -> str:
+    if not callable(callback):
+        raise RefTypeError(f"{options.what} of a {type(callback).__name__}: it calls a function")
+    name = f"{options.what} of `{getattr(callback, '__name__', type(callback).__name__)}`"
+    if options.sharding is not None:
+        raise RefTypeError(
+            f"{name} with a sharding: put it in `refs.shard_map`, where every device calls with "
+            "its own part"
+        )
+    if options.device not in (None, "gpu"):
+        raise RefValueError(f"{name} with device={options.device!r}: it is None or 'gpu'")
+    return name
+
+
+def _results(types: list[Any], name: str, device: str | None) -> tuple[Any, ...]:
+    if device == "gpu" and types:
+        raise RefTypeError(f"{name} with device='gpu' and results: write them to refs")
+    for t in types:
+        if not (hasattr(t, "shape") and hasattr(t, "dtype")):
+            raise RefTypeError(
+                f"{name}: result_shape_dtypes has a {type(t).__name__}, which has no shape and "
+                "dtype. Give a `jax.ShapeDtypeStruct(shape, dtype)` for each result, or None for "
+                "no results"
+            )
+    return tuple(_jax.array_type(t.shape, _on_host(t.dtype, name)) for t in types)
 
 
 def _array(x: Any) -> Any:
