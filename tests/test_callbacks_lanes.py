@@ -359,3 +359,22 @@ def test_a_branch_that_whole_rows_of_lanes_take(jit):
         for one in new[0]:
             add_and_sum(one, 1)
         same(r[...], new)
+
+
+@both
+@pytest.mark.parametrize("flag", [False, True])
+@pytest.mark.parametrize("is_outside", [False, True])
+def test_a_checkpointed_branch_that_all_lanes_take(flag, is_outside, jit):
+    r = ref(3, 2)
+
+    def lane(r, flag):
+        def sort():
+            refs.io_callback(lambda x: x.sort(), None, r.at[::-1])
+
+        if is_outside:
+            refs.checkpoint(lambda flag: lax.cond(flag, sort, lambda: None))(flag)
+        else:
+            lax.cond(flag, refs.checkpoint(sort), lambda: None)
+
+    jit(refs.vmap(lane, in_axes=(0, None)))(r, flag)
+    same(r[...], numbers(3, 2)[:, ::-1] if flag else numbers(3, 2))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
-from refs.callbacks._primitives import host_callback_p
+from refs.callbacks._primitives import host_callback_p, ref_callback_p
 from refs.discharge._interpreter import Context, merge, split
 from refs.discharge._registry import register
 
@@ -20,7 +20,7 @@ def discharge_cond(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     branches = [_jax.as_closed(b) for b in eqn.params["branches"]]
     scope = ctx.scope(*[(b, operands) for b in branches])
     if ctx.lanes is not None and (
-        ctx.lanes.variance.diverges(eqn) or scope.sums or any(map(_has_io, branches))
+        ctx.lanes.variance.diverges(eqn) or scope.sums or any(_has_io(ctx, b) for b in branches)
     ):
         return _every_branch(ctx, index, branches, operands)
     constants = scope.constants
@@ -34,9 +34,16 @@ def discharge_cond(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     return out
 
 
-def _has_io(branch: Any) -> bool:
-    """Whether there are callbacks in a branch that JAX doesn't batch, and we can mask."""
-    return _jax.any_equation(branch, lambda e: e.primitive is host_callback_p and bool(e.effects))
+def _has_io(ctx: Context, branch: Any) -> bool:
+    """Whether a branch has an effect for JAX, which doesn't batch it then: see `callback.py`."""
+    repeats = ctx.repeats or _jax.any_equation(branch, lambda e: e.primitive is _jax.remat_p)
+    return _jax.any_equation(
+        branch,
+        lambda e: (
+            (e.primitive is host_callback_p and bool(e.effects))
+            or (repeats and e.primitive is ref_callback_p and e.params["host"].is_io)
+        ),
+    )
 
 
 def _every_branch(
