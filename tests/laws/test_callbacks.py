@@ -9,37 +9,37 @@ from tests.strategies_callbacks import Callback, callback_programs, mapped_callb
 from tests.strategies_syntax import walk
 
 
-@ways.fewer(4)
+@ways.fewer(8)
 @given(callback_programs())
 def test_at_top_level_a_callback_means_the_function(program):
     ways.check(ways.eager, program)
 
 
-@ways.fewer(2)
+@ways.fewer(4)
 @given(callback_programs())
 def test_under_jit_a_callback_means_the_function(program):
     ways.check(ways.jitted, program)
 
 
-@ways.fewer(4)
+@ways.fewer(8)
 @given(callback_programs())
 def test_discharged_a_callback_means_the_function(program):
     ways.check(ways.discharged, program)
 
 
-@ways.fewer(2)
+@ways.fewer(4)
 @given(mapped_callback_programs())
 def test_in_lanes_a_callback_means_the_function_in_each(program):
     ways.check(ways.jitted, program)
 
 
-@ways.fewer(8)
+@ways.fewer(16)
 @given(mapped_callback_programs())
 def test_in_lanes_at_top_level_too(program):
     ways.check(ways.eager, program)
 
 
-@ways.fewer(4)
+@ways.fewer(8)
 @given(callback_programs(ordered=True, wrappers=("jax.jit", "refs.jit")))
 def test_ordered_callbacks_are_made_in_the_programs_order(program):
     assume(any(isinstance(node, Callback) for node in walk(program)))
