@@ -139,7 +139,6 @@ def test_shared_memory_is_followed(shared_memory, console):
     sights = result.report.sights
     steps = [sight.step for sight in sights]
     assert list(result.checksums) == list(range(3, 1501, 3))
-    assert len(steps) > 3
     assert steps == sorted(set(steps))
     assert steps[0] < 1500 == steps[-1]  # seen before the one compiled call had ended
     assert result.inconsistent == result.report.corrupt == 0
