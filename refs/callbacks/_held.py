@@ -47,16 +47,14 @@ def _held_by_all(closed: Any) -> set[Any] | None:
         found: set[Any] | None = None
         if eqn.primitive is ref_callback_p:
             found = set(eqn.invars[: len(eqn.params["host"].origins)])
-        elif eqn.primitive is _jax.shard_map_p:
-            found = set() if calls_host(_jax.as_closed(eqn.params["jaxpr"])) else None
-        elif calls := list(inner_calls(eqn)):
+        elif eqn.primitive is not _jax.shard_map_p and (calls := list(inner_calls(eqn))):
             for called, operands in calls:
                 inner = _held_by_all(called)
                 if inner is not None:
                     names = dict(zip(called.jaxpr.invars, operands, strict=True))
                     outer = {names.get(key, key) for key in inner}
                     found = outer if found is None else found & outer
-        elif _jax.can_fail_itself(eqn):
+        elif _jax.can_fail_itself(eqn) or any(map(_jax.can_fail, _jax.jaxprs_in(eqn.params))):
             found = set()
         if found is not None:
             found = {ids.get(key, key) for key in found}

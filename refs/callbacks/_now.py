@@ -28,8 +28,7 @@ def keeps_old(keep_old: bool | None, n_bytes: int) -> bool:
 
 def call_now(host: Host, refs: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
     """Calls the host, at top level; the results."""
-    rows = tuple((k, 0) for k in range(len(refs)))
-    plan = Plan(host, len(refs), False, rows)
+    plan = Plan.of(host, len(refs))
     ours = [r for r in refs if is_ours(r)]
 
     def body(lists: list[Any], indices: list[Any]) -> Any:

@@ -47,8 +47,7 @@ def _type_of_host_callback(*avals: Any, plan: Plan, n_kept: int, is_io: bool) ->
 
 def _discharge(*values: Any, host: Host) -> Any:
     """By JAX's own interpreter, outside of our transformations."""
-    n = len(host.origins)
-    plan = Plan(host, n, False, tuple((k, 0) for k in range(n)))
+    plan = Plan.of(host, len(host.origins))
     return host_callback_p.bind(*values, plan=plan, n_kept=0, is_io=host.is_io)
 
 

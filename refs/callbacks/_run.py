@@ -41,6 +41,11 @@ class Plan(NamedTuple):
     layers: tuple[Layer, ...] = ()
     numbers: tuple[int | None, ...] = ()
 
+    @staticmethod
+    def of(host: Host, n_refs: int) -> Plan:
+        """A call outside of lanes, which is made, with refs that are no rows of others."""
+        return Plan(host, n_refs, False, tuple((k, 0) for k in range(n_refs)))
+
     def with_mask(self) -> Plan:
         """The same with a mask, the same in all layers if there was none."""
         if self.has_mask:
@@ -57,7 +62,7 @@ class Plan(NamedTuple):
         """
         n, depth, call = self.n_roots, len(self.layers), self.host.call
         # Nearly always, and then fast.
-        is_simple = not (depth or self.has_mask) and self.rows == tuple((k, 0) for k in range(n))
+        is_simple = self._replace(numbers=()) == Plan.of(self.host, n)
 
         def run(operands: Sequence[Any], results: Sequence[Any]) -> None:
             before = [*map(sys.getrefcount, operands)]

@@ -199,8 +199,7 @@ def _bind(host: Host, name: str, refs: list[Any], operands: list[Any]) -> Any:
     if not _jax.at_top_level():
         if refs:
             return ref_callback_p.bind(*refs, *operands, host=host)
-        plan = Plan(host, 0, False, ())
-        return host_callback_p.bind(*operands, plan=plan, n_kept=0, is_io=host.is_io)
+        return host_callback_p.bind(*operands, plan=Plan.of(host, 0), n_kept=0, is_io=host.is_io)
     if host.device is not None:
         raise RefTypeError(f"{name} with device='gpu' at top level: call it under `refs.jit`")
     for ref in refs:

@@ -261,3 +261,31 @@ def test_a_callback_whose_own_program_of_jax_fails():
         step()
     assert isinstance(caught.value.__cause__, ValueError)
     assert held(r) == 1
+
+
+def test_another_callback_that_fails_in_shard_map():
+    # The large ref is in the hands of one callback, but the one that fails is JAX's.
+    r, switch = refs.new_ref(jnp.zeros(100_000)), Switch()
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def host(x):
+        switch()
+        return x
+
+    def shard(x):
+        return jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    mapped = refs.shard_map(
+        shard, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d"), check_vma=False
+    )
+
+    @refs.jit
+    def step():
+        refs.io_callback(lambda x: np.add(x, 1, out=x), jax.ShapeDtypeStruct(r.shape, r.dtype), r)
+        return mapped(jnp.ones(2) * r[0])
+
+    step()
+    switch.error = OnPurpose
+    with pytest.raises(Exception, match="on purpose"):
+        jax.block_until_ready(step())
+    assert held(r) == 1
