@@ -13,6 +13,10 @@ between threads, only after calls, at jumps back and at the start of functions. 
     box += (out,)                             # put back
 
 and what is to be done in any case is an iterator, made in advance and run by `_ = [*put_back]`.
+
+There is one more place where threads switch: an array that goes lets others run while XLA frees it.
+`buffers = box[0]` must not be where the last name of one goes, so whoever puts buffers back forgets
+them: another thread may take, donate and replace them before this one tries again.
 """
 
 from __future__ import annotations
@@ -195,7 +199,7 @@ def update(ref: Any, kernel: Callable[..., Any], *operands: Any, reader: Any = N
                 return old
         finally:
             box += (buffers,)
-            holding = None  # noqa: F841
+            holding = buffers = None  # noqa: F841
             if store.dropped:
                 store.sweep()
         attempt = wait(attempt, [ref])

@@ -114,7 +114,7 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
                     if misses > 3 or not entry.may_run_again(error, written, buffers, operands):
                         raise
                     state = None
-                holding = None  # noqa: F841
+                holding = buffers = None  # noqa: F841
                 if state is not None:
                     if entry is not inline:
                         inline = entry if entry.is_alone else NoEntry

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 import refs
+from refs import _store
 from refs.errors import RefStateError
+from refs.transforms.jit import Programs
 from tests.faults.harness import LIMIT, Counters, add_one, held, is_caused_by, side_by_side, times
 
 THREADS = 8
@@ -72,6 +75,32 @@ def test_steps_of_overlapping_refs():
     groups = (a, b), (b, c), (a, b, c), (c, b, a), (b, a), (c, a), (c, b), (b,)
     side_by_side(*[repeat(N, step, *group) for group in groups])
     assert [held(r) for r in (a, b, c)] == [5 * N, 7 * N, 5 * N]
+
+
+def test_a_step_while_the_buffers_of_another_attempt_go(monkeypatch):
+    """An array that goes lets other threads run: also while a call takes, if it knew it before."""
+    a, b, c = (ref(name) for name in "abc")
+    step(a, b)
+    step(a, b, c)
+    others = []
+
+    def meanwhile(*group):  # what another thread would do; this one is known to be within a call
+        others.append(group)
+        step(*group)
+
+    went = weakref.finalize(_store.peek(a), meanwhile, a, b)
+    went.atexit = False
+    settle = Programs.settle
+
+    def settle_late(*args):
+        monkeypatch.undo()
+        meanwhile(a, b, c)  # replaces the buffers that this call has just seen, and put back
+        return settle(*args)
+
+    monkeypatch.setattr(Programs, "settle", settle_late)
+    step(a, b)
+    assert others == [(a, b, c), (a, b)]
+    assert [held(r) for r in (a, b, c)] == [5, 5, 2]
 
 
 def test_steps_of_two_functions_over_one_ref():
