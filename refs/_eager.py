@@ -54,12 +54,13 @@ def sharding_of(ref: Any) -> Any:
 def read(ref: Any, index: Index) -> jax.Array:
     """A copy of the indexed part: the handle's own buffer is never given away."""
     skeleton, operands = index.split()
-    return _read(ref, _reader(skeleton, ref.dtype), operands)
+    return _read(ref, reader(skeleton, ref.dtype), operands)
 
 
 def update(ref: Any, index: Index, method: str, operand: Any) -> None:
     """`ref.at[index].<method>(operand)`; a `set` may be wanted for what it overwrites."""
-    kernel, operands = _updater_of(ref, index, method)
+    skeleton, operands = index.split()
+    kernel = updater(ref, method, skeleton)
     if is_ours(ref):
         _store.update(ref, kernel, operands, operand)
     else:
@@ -68,19 +69,13 @@ def update(ref: Any, index: Index, method: str, operand: Any) -> None:
 
 def swap(ref: Any, index: Index, value: Any) -> jax.Array:
     """Overwrites the indexed part and returns what stood there; nothing comes between."""
-    kernel, operands = _updater_of(ref, index, "set")
-    reader = _reader(index.split()[0], ref.dtype)
+    skeleton, operands = index.split()
+    kernel, read_kernel = updater(ref, "set", skeleton), reader(skeleton, ref.dtype)
     if is_ours(ref):
-        return _store.update(ref, kernel, operands, value, reader=reader)
-    old = reader(buffer_of(ref), operands)
+        return _store.update(ref, kernel, operands, value, reader=read_kernel)
+    old = read_kernel(buffer_of(ref), operands)
     update_native(ref, kernel(buffer_of(ref), operands, value))
     return old
-
-
-def _updater_of(ref: Any, index: Index, method: str) -> tuple[Callable[..., jax.Array], list[Any]]:
-    skeleton, operands = index.split()
-    jit = not _jax.is_jit_disabled()
-    return _updater(method, skeleton, sharding_of(ref), ref.dtype, jit), operands
 
 
 def _read(ref: Any, kernel: Callable[..., jax.Array], operands: Any) -> jax.Array:
@@ -97,7 +92,9 @@ def _read(ref: Any, kernel: Callable[..., jax.Array], operands: Any) -> jax.Arra
 
 
 @functools.lru_cache(maxsize=4096)
-def _reader(skeleton: Index, dtype: Any) -> Callable[..., jax.Array]:
+def reader(skeleton: Index, dtype: Any) -> Callable[..., jax.Array]:
+    """The kernel that takes a buffer and the rest of an index, and copies the part."""
+
     def read_kernel(x: jax.Array, operands: list[Any]) -> jax.Array:
         x = _jax.wrap_keys(x, dtype)
         return skeleton.join(operands).read(x)
@@ -105,6 +102,11 @@ def _reader(skeleton: Index, dtype: Any) -> Callable[..., jax.Array]:
     if skeleton.is_whole:
         return jax.jit(lambda x, operands: jnp.copy(read_kernel(x, operands)))
     return jax.jit(read_kernel)
+
+
+def updater(ref: Any, method: str, skeleton: Index) -> Callable[..., jax.Array]:
+    """The kernel that takes a ref's buffer, donated, the rest of an index, and an operand."""
+    return _updater(method, skeleton, sharding_of(ref), ref.dtype, not _jax.is_jit_disabled())
 
 
 @functools.lru_cache(maxsize=4096)

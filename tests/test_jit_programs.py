@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import refs
-from refs.transforms._signals import without_signals
+from refs._signals import without_signals
 
 
 def holds(r, *values):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from refs import _store
 from refs._eager import buffer_of, is_ours, update_native
+from refs._together import together
 from refs.callbacks._failure import Failure, raise_failure
 from refs.callbacks._host import Host
 from refs.callbacks._run import Plan
@@ -31,14 +32,12 @@ def call_now(host: Host, refs: Sequence[Any], operands: Sequence[Any]) -> list[A
     plan = Plan.of(host, len(refs))
     ours = [r for r in refs if is_ours(r)]
 
-    def body(lists: list[Any], indices: list[Any]) -> Any:
+    def body(state: list[Any], _: Any, lists: list[Any], indices: list[Any]) -> Any:
         calls_back = True  # noqa: F841  by which `refs._holders` knows us
         # Programs may be reading the buffers still. One that is donated them comes after those.
-        old = map(list.__getitem__, lists, indices)
+        old = compress(state, map(is_ours, refs))
         _ = [*map(list.__setitem__, lists, indices, map(_alone, old))]
         held = {id(r): b[k] for r, b, k in zip(ours, lists, indices, strict=True)}
-        if any(x is None for x in held.values()):
-            return None  # One has ended, which `wait` says.
         roots = [_memory(held[id(r)]) if is_ours(r) else np.array(buffer_of(r)) for r in refs]
         results = _run(plan, refs, roots, operands)
         new = [root for r, root in zip(refs, roots, strict=True) if is_ours(r)]
@@ -47,13 +46,7 @@ def call_now(host: Host, refs: Sequence[Any], operands: Sequence[Any]) -> list[A
                 buffers[k] = jax.device_put(root, buffers[k].sharding)
         return results, roots
 
-    attempt = 0
-    while True:
-        found = _store.taken(ours, body) if ours else body([], [])
-        if found is not None:
-            break
-        attempt = _store.wait(attempt, ours)
-    results, roots = found
+    results, roots = together(refs, [], body)
     for ref, root in zip(refs, roots, strict=True):
         if not is_ours(ref):
             update_native(ref, jnp.array(root))

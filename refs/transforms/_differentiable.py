@@ -208,14 +208,23 @@ def _of_whole(doing: str, view: RefView, whole: Any, tangent: Any) -> Any:
 class Differentiable:
     """A traced call as a pure function of its variables.
 
-    `values` is one array for each variable: the arrays, then the contents of refs.
+    `values` is one array for each variable: the arrays, then the contents of refs. `check` is
+    called with each, when they are known, and may refuse it.
     """
 
-    def __init__(self, doing: str, fun: Callable[..., Any], inputs: Inputs, has_aux: bool):
-        self.doing, self.inputs = doing, inputs
+    _state: Sequence[Any]
+    _constants: Sequence[Any]
+
+    def __init__(
+        self,
+        doing: str,
+        fun: Callable[..., Any],
+        inputs: Inputs,
+        has_aux: bool,
+        check: Callable[[Any], None] = lambda x: None,
+    ):
+        self.doing, self.inputs, self._check = doing, inputs, check
         self._t = Transaction.of(fun, inputs.refs, inputs.arrays, inputs.rebuild)
-        self._state = self._t.values(self._t.written, inputs.refs)
-        self._constants = self._t.values(self._t.read, inputs.refs)
         traced = self._t.traced
         numbered = jax.tree.unflatten(traced.out_tree, range(traced.out_tree.num_leaves))
         if has_aux and not (isinstance(numbered, tuple) and len(numbered) == 2):
@@ -270,14 +279,23 @@ class Differentiable:
         )
         return [arrays[k] for k in self._outputs], (arrays, state, made)
 
-    def commit(self, rest: Any) -> Any:
-        """Writes the state back, and returns the auxiliary data."""
-        arrays, state, made = rest
-        self._t.commit(self._t.written, self.inputs.refs, state)
-        if not self.has_aux:
-            return None
-        _, aux = self._t.result(arrays, made, self.inputs.refs)
-        return aux
+    def run(self, transformed: Callable[[list[Any]], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """`transformed(values)`, one of JAX's transformations of this function, as one operation.
+
+        It gives a tuple, of which the last is what else this function returns. The state in that
+        is written back, and only the auxiliary data are left of it.
+        """
+
+        def body(state: list[Any], constants: list[Any]) -> Any:
+            self._state, self._constants = state, constants
+            for x in self.values:
+                self._check(x)
+            *out, rest = transformed(self.values)
+            return rest[1], (out, rest)
+
+        out, (arrays, _, made) = self._t.update(self.inputs.refs, body)
+        aux = self._t.result(arrays, made, self.inputs.refs)[1] if self.has_aux else None
+        return *out, aux
 
     def backward(self, fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> Any:
         """`fun(refs, arrays)`, a backward pass of this function.
@@ -312,18 +330,17 @@ def derivative(
     has_aux: bool,
     holomorphic: bool,
     allow_int: bool,
-    derive: Callable[[Differentiable, Inputs, list[Any]], Any],
+    derive: Callable[[Differentiable, Inputs], Any],
 ) -> Callable[..., Any]:
-    """The function of `fun`'s arguments that `derive(f, inputs, values)` evaluates."""
+    """The function of `fun`'s arguments that `derive(f, inputs)` evaluates."""
 
     @functools.wraps(fun)
     def derived(*args: Any, **kwargs: Any) -> Any:
+        def check(x: Any) -> None:
+            _check_variable(doing, x, holomorphic, allow_int)
+
         def inside(inputs: Inputs) -> Any:
-            f = Differentiable(doing, fun, inputs, has_aux)
-            values = f.values
-            for x in values:
-                _check_variable(doing, x, holomorphic, allow_int)
-            return derive(f, inputs, values)
+            return derive(Differentiable(doing, fun, inputs, has_aux, check), inputs)
 
         return Inputs.of(doing, argnums, args, kwargs).in_transaction(inside)
 

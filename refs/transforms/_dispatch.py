@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from itertools import compress, count, repeat
+from itertools import compress, count, filterfalse, repeat
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,12 @@ import jax
 import jax.numpy as jnp
 
 from refs import _holders, _jax, _store
-from refs._eager import buffer_of, is_ours, update_native
-from refs._store import Store, first, get_token, peek_all
+from refs._eager import is_ours, update_native
+from refs._signals import without_signals
+from refs._store import Store, first, get_token
+from refs._together import together
 from refs.callbacks._failure import failure_of, raise_failure
 from refs.transforms._entry import Entry, OtherRefs, OtherTypes
-from refs.transforms._signals import without_signals
 
 if TYPE_CHECKING:
     from refs.transforms.jit import Programs
@@ -149,19 +150,9 @@ def run_carefully(
     compiled = compiled or (entry.compiled_kept if is_debugging else entry.compiled)
     written = entry.written_of(flat)
     read = [*entry.read_of(flat)]
-    ours, ours_read = [*filter(is_ours, written)], [*filter(is_ours, read)]
 
-    def run(lists: list[Any], indices: list[Any]) -> Any:
+    def run(state: list[Any], constants: list[Any], lists: list[Any], indices: list[Any]) -> Any:
         calls_back = entry.can_fail  # noqa: F841  by which `refs._holders` knows us
-        held = dict(zip(map(id, ours), map(getitem, lists, indices), strict=True))
-        state = [held[id(r)] if is_ours(r) else buffer_of(r) for r in written]
-        try:
-            mine = iter(peek_all(ours_read))
-        except IndexError:
-            return None  # Another thread's call has it.
-        constants = [next(mine) if is_ours(r) else buffer_of(r) for r in read]
-        if any(buffer is None for buffer in (*state, *constants)):
-            return None  # A ref has ended, which `wait` says.
         operands = entry.operands(flat, state, constants)
         kept = [] if is_debugging else entry.copied
         copies = _copies([state[k] for k in kept]) if kept else []
@@ -187,7 +178,7 @@ def run_carefully(
             store_native([saved.get(k, x) for k, x in enumerate(state)])
             if (failure := failure_of(error)) is not None:
                 # What wasn't copied was in its callback's hands; and so all refs are ours.
-                held = [k for k in failure.held if k not in saved]
+                held = [*filterfalse(saved.__contains__, failure.held)]
                 for k in held:
                     lists[k][indices[k]] = jnp.array(failure.held[k])
                 entry.note_failure(failure.error, written)
@@ -206,21 +197,15 @@ def run_carefully(
             if not is_ours(r):
                 update_native(r, buffer)
 
-    if _holders.reading:
-        _holders.check_not_read(ours)
     key = id(read)
     no_more = map(_holders.reading.pop, (key,), (None,))
-    attempt = 0
     try:
         if entry.can_fail and read:
             _holders.reading[key] = read
-        while True:
-            _store.gather(ours)
-            found = _store.taken(ours, run)
-            if found is not None:
-                entry.is_warm = entry.is_warm or compiled is entry.compiled
-                return entry.result(found[1], flat)
-            attempt = _store.wait(attempt, ours + ours_read)
+        _store.gather([*filter(is_ours, written)])
+        _, rest = together(written, read, run)
+        entry.is_warm = entry.is_warm or compiled is entry.compiled
+        return entry.result(rest, flat)
     finally:
         _ = [*no_more]
 

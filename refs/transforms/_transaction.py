@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from refs import _access, _jax, _store
-from refs._eager import is_ours
+from refs import _access, _jax
 from refs._effects import Touch
 from refs._ref import new_ref
+from refs._together import replaced
 from refs._tracing import (
     NewRef,
     Trace,
@@ -192,6 +192,22 @@ class Transaction:
             write = _access.addupdate if self._is_delta(slot) else _access.set
             write(ref, ..., value)
 
+    def update(
+        self, arguments: Sequence[Any], body: Callable[[list[Any], list[Any]], tuple[Any, Any]]
+    ) -> Any:
+        """Writes the state that `body(state, constants)` gives, and returns what else it gives.
+
+        At top level nothing comes between: no other thread's call, and no interrupt.
+        """
+        written, read = self.refs(self.written, arguments), self.refs(self.read, arguments)
+        if _jax.at_top_level():
+            with failures_told():
+                return replaced(written, read, body, _jax.can_fail(self.traced.jaxpr))
+        values = self.values(self.written, arguments), self.values(self.read, arguments)
+        state, rest = body(*values)
+        self.commit(self.written, arguments, state)
+        return rest
+
     def _is_delta(self, slot: Slot) -> bool:
         return _is_lane.get() and self.touch_of[slot] == Touch.ACCUMULATE
 
@@ -232,26 +248,11 @@ def run(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> 
     """
     # Closed over, not arguments: so a ref that `fun` closes over besides is seen to be the same.
     t = Transaction.of(lambda arrays: fun(refs, arrays), [], arrays, lambda _, x: ((x,), {}))
-    state, constants = t.values(t.written, []), t.values(t.read, [])
     # XLA compiles loops in any case; on their own they wouldn't be in place.
-    call = jax.jit(in_place(t.run)) if _has_loops(t.traced.jaxpr) else t.run
-    if _jax.can_fail(t.traced.jaxpr):
-        state, (outputs, made) = _held(t, call, state, constants, arrays)
-    else:
-        state, (outputs, made) = call(state, constants, arrays)
-    t.commit(t.written, [], state)
+    is_compiled = _has_loops(t.traced.jaxpr)
+    call = jax.jit(in_place(t.run), donate_argnums=0) if is_compiled else t.run
+    outputs, made = t.update([], lambda state, constants: call(state, constants, arrays))
     return t.result(outputs, made, [])
-
-
-def _held(t: Transaction, call: Callable[..., Any], *operands: Any) -> Any:
-    """A call with callbacks, which can't use meanwhile what it will overwrite."""
-
-    def body(*_: Any) -> Any:
-        calls_back = True  # noqa: F841  by which `refs._holders` knows us
-        with failures_told():
-            return jax.block_until_ready(call(*operands))
-
-    return _store.taken([*filter(is_ours, t.refs(t.written, []))], body)
 
 
 def _has_loops(closed: Any) -> bool:

@@ -98,10 +98,12 @@ def _gradient(
     holomorphic: bool,
     allow_int: bool,
 ) -> Callable[..., Any]:
-    def derive(f: Differentiable, inputs: Inputs, values: list[Any]) -> Any:
-        [*out], pullback, rest = jax.vjp(f, values, has_aux=True)
-        value = _check_scalar(doing, f.outputs(out), holomorphic)
-        aux = f.commit(rest)
+    def derive(f: Differentiable, inputs: Inputs) -> Any:
+        def pulled(values: list[Any]) -> Any:
+            [*out], pullback, rest = jax.vjp(f, values, has_aux=True)
+            return _check_scalar(doing, f.outputs(out), holomorphic), pullback, rest
+
+        value, pullback, aux = f.run(pulled)
         [cotangents] = f.backward(lambda _, cts: pullback(cts), [], [jnp.ones_like(value)])
         gradient = inputs.unflatten(cotangents)
         return ((value, aux) if has_aux else value), gradient

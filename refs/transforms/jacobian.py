@@ -105,22 +105,18 @@ def _jacobian(
     holomorphic: bool,
     allow_int: bool,
 ) -> Callable[..., Any]:
-    def derive(f: Differentiable, inputs: Inputs, values: list[Any]) -> Any:
-        if doing == "jacrev" and f.has_backward_effects:
-            rows, aux = _row_by_row(f, values)
-        else:
-            rows, rest = transform(f)(values)
-            aux = f.commit(rest)
+    def derive(f: Differentiable, inputs: Inputs) -> Any:
+        by_row = doing == "jacrev" and f.has_backward_effects
+        rows, aux = _row_by_row(f) if by_row else f.run(transform(f))
         result = f.outputs([inputs.unflatten(row) for row in rows])
         return (result, aux) if has_aux else result
 
     return derivative(doing, fun, argnums, has_aux, holomorphic, allow_int, derive)
 
 
-def _row_by_row(f: Differentiable, values: list[Any]) -> tuple[list[Any], Any]:
+def _row_by_row(f: Differentiable) -> tuple[list[Any], Any]:
     """`jacrev` of a function whose backward pass may touch refs, once for each row."""
-    out, pullback, rest = jax.vjp(f, values, has_aux=True)
-    aux = f.commit(rest)
+    out, pullback, aux = f.run(lambda values: jax.vjp(f, values, has_aux=True))
 
     def rows(k: int) -> list[Any]:
         def row(ct: Any) -> list[Any]:

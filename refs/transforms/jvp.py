@@ -53,17 +53,16 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
 
     def inside(inputs: Inputs) -> Any:
         f = Differentiable("jvp", fun, inputs, has_aux)
-        values = f.values
 
         def with_contents(values: Any) -> Any:
             out, rest = f(values)
             return (out, f.contents(rest)), rest
 
-        tangents = inputs.gather("jvp", directions, values)
-        (out, _), (tangents_out, final), rest = jax.jvp(
-            with_contents, (values,), (tangents,), has_aux=True
-        )
-        aux = f.commit(rest)
+        def pushed(values: list[Any]) -> Any:
+            tangents = inputs.gather("jvp", directions, values)
+            return jax.jvp(with_contents, (values,), (tangents,), has_aux=True)
+
+        (out, _), (tangents_out, final), aux = f.run(pushed)
         for variable, direction in zip(inputs.variables, directions, strict=True):
             if is_ref(direction):
                 tangent = final[variable.position - len(inputs.arrays)]
@@ -103,9 +102,9 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     """
     inputs = Inputs.of("linearize", tuple(range(len(primals))), primals, {})
     f = Differentiable("linearize", fun, inputs, has_aux)
-    values = f.values
-    out, native, rest = jax.linearize(f, values, has_aux=True)
-    aux = f.commit(rest)
+    out, native, values, aux = f.run(
+        lambda values: (*(found := jax.linearize(f, values, has_aux=True))[:2], values, found[2])
+    )
 
     def f_jvp(*tangents: Any) -> Any:
         directions = inputs.flatten("linearize", tangents)

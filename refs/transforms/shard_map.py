@@ -103,7 +103,6 @@ def shard_map(
             [t] = found
             spec_of = {s: _slot_spec(s, of_refs, refs) for s in t.touch_of}
             state_specs = [spec_of[s] for s in t.written]
-            values = t.values(t.written, refs), t.values(t.read, refs)
             run = sharded(
                 t.run,
                 (state_specs, t.per_result(out_specs)),
@@ -111,8 +110,7 @@ def shard_map(
                 [spec_of[s] for s in t.read],
                 of_leaves,
             )
-            state, (arrays, made) = run(*values, leaves)
-            t.commit(t.written, refs, state)
+            arrays, made = t.update(refs, lambda *held: run(*held, leaves))
             return t.result(arrays, made, refs)
 
         return in_transaction(inside, call.refs, call.leaves)

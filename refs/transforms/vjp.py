@@ -41,8 +41,7 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """
     inputs = Inputs.of("vjp", tuple(range(len(primals))), primals, {})
     f = Differentiable("vjp", fun, inputs, has_aux)
-    out, native, rest = jax.vjp(f, f.values, has_aux=True)
-    aux = f.commit(rest)
+    out, native, aux = f.run(lambda values: jax.vjp(f, values, has_aux=True))
     pullback = Pullback(native, inputs, f.out_tree, f.has_backward_effects)
     return (f.outputs(out), pullback, aux) if has_aux else (f.outputs(out), pullback)
 

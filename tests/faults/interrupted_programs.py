@@ -128,6 +128,17 @@ def first_calls(counters):
     return step
 
 
+@program
+def at_top_level(counters):
+    """A transformation outside of `refs.jit`: traced in each call, and run op by op."""
+
+    def loss(x):
+        add_one(*counters.refs)
+        return x**2
+
+    return lambda: refs.vjp(loss, 2.0)
+
+
 # --- Eager operations -----------------------------------------------------------------------------
 # Each is a transaction of its own, on one ref.
 
@@ -142,7 +153,8 @@ EAGER = {
 }
 
 
-CALLS = [name for name in PROGRAMS if name != "first_calls"]
+FIRST = ["first_calls", "at_top_level"]
+CALLS = [name for name in PROGRAMS if name not in FIRST]
 
 
 def made(name):

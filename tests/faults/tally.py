@@ -76,12 +76,12 @@ def at_every_place(names, most, last=None, action=interrupt):
     return tallies
 
 
-def at_the_last_places(names, n):
-    """Like `at_every_place`, at the last `n`, and by signals, which a first run makes wait."""
+def by_signals(names, most, last=None):
+    """Like `at_every_place`, and by signals, which a first run makes wait."""
     with alarm() as handler:
 
         def ring():
             handler.expect()
             signal.raise_signal(signal.SIGALRM)
 
-        return at_every_place(names, n, n, ring)
+        return at_every_place(names, most, last, ring)

@@ -7,11 +7,11 @@ import types
 
 import pytest
 
-from refs import _eager, _store
-from refs.transforms import _dispatch, _signals
+from refs import _eager, _signals, _store, _together
+from refs.transforms import _dispatch
 from tests.faults import tally
 from tests.faults.harness import in_child, times
-from tests.faults.interrupted_programs import CALLS, EAGER
+from tests.faults.interrupted_programs import CALLS, EAGER, FIRST
 
 
 def none_is_bad(tallies, record_property):
@@ -26,8 +26,8 @@ def none_is_bad(tallies, record_property):
 
 @pytest.mark.parametrize(
     "names, n",
-    [(CALLS, times(20, 250)), (EAGER, times(20, 250)), (["first_calls"], times(3, 250))],
-    ids=["calls", "eager", "first_calls"],
+    [(CALLS, times(20, 250)), (EAGER, times(20, 250)), (FIRST, times(3, 250))],
+    ids=["calls", "eager", "first"],
 )
 def test_at_random_moments(names, n, record_property):
     none_is_bad(in_child(tally.at_random_moments, list(names), n), record_property)
@@ -40,12 +40,15 @@ def test_at_every_place(names, record_property):
 
 def test_at_the_last_places_of_a_first_call(record_property):
     """When the program has run, and JAX hands its results through many functions."""
-    none_is_bad(
-        in_child(tally.at_the_last_places, ["first_calls"], times(20, 100)), record_property
-    )
+    n = times(20, 100)
+    none_is_bad(in_child(tally.by_signals, ["first_calls"], n, n), record_property)
 
 
-@pytest.mark.parametrize("module", [_store, _eager, _dispatch, _signals])
+def test_at_every_place_of_a_transformation(record_property):
+    none_is_bad(in_child(tally.by_signals, ["at_top_level"], times(120, 3000)), record_property)
+
+
+@pytest.mark.parametrize("module", [_store, _eager, _together, _dispatch, _signals])
 def test_no_jump_back_escapes_its_try(module):
     # CPython 3.12 and 3.13 leave some jumps back, at which they handle signals, out of the `try`
     # that they stand in: those of a loop that ends in a condition.

@@ -116,6 +116,39 @@ def test_steps_of_each_threads_own_ref():
     assert [held(r) for r in own] == [N] * THREADS
 
 
+def _scan(add):
+    refs.scan(lambda _, x: (None, add(x)), None, jnp.zeros(3))
+
+
+@pytest.mark.parametrize(
+    "adds, program",
+    [
+        (3, _scan),
+        (2, lambda add: refs.vmap(add)(jnp.zeros(2))),
+        (1, lambda add: refs.cond(True, add, add, 0.0)),
+        (1, lambda add: refs.grad(add)(0.0)),
+        (1, lambda add: refs.jacrev(add)(0.0)),
+        (1, lambda add: refs.vjp(add, 0.0)),
+        (1, lambda add: refs.jvp(add, (0.0,), (1.0,))),
+        (1, lambda add: refs.linearize(add, 0.0)),
+        (1, lambda add: refs.checkpoint(add)(0.0)),
+    ],
+    ids=["scan", "vmap", "cond", "grad", "jacrev", "vjp", "jvp", "linearize", "checkpoint"],
+)
+def test_transformations_at_top_level(adds, program):
+    """Outside of `refs.jit` each is one operation as well, also beside other kinds of them."""
+    a, b = ref("a"), ref("b", (3,))
+
+    def add(x):
+        a.at[...].add(1)
+        b.at[...].add(1)
+        return x
+
+    n = times(10, 300)
+    side_by_side(*[repeat(n, program, add)] * 3, repeat(n, step, a), repeat(n, step, b, a))
+    assert (held(a), held(b)) == (3 * n * adds + 2 * n, 3 * n * adds + n)
+
+
 def test_two_names_for_one_ref():
     a = ref("a")
     side_by_side(*[repeat(N, step, a, a)] * THREADS)

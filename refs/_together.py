@@ -1,0 +1,112 @@
+"""Several handles as one: what they hold at one moment, and nothing between that and a write."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from operator import getitem
+from typing import Any
+
+import jax
+
+from refs import _eager, _holders, _jax, _store
+from refs._eager import buffer_of, is_ours, update_native
+from refs._indexing import Index
+from refs._signals import without_signals
+from refs._values import fit
+
+
+def together(written: Sequence[Any], read: Sequence[Any], body: Callable[..., Any]) -> Any:
+    """`body(state, constants, lists, indices)` while the refs that it writes are taken.
+
+    Args:
+      written: distinct handles, ours or JAX's.
+      read: others, distinct too.
+      body: is given what those hold, at one moment, and for those of `written` that are ours: in
+        which list the buffer is, and where. It may return None, to begin again.
+
+    Raises:
+      RefStateError: if a ref has ended, or waiting for it would never end.
+    """
+    ours, ours_read = [*filter(is_ours, written)], [*filter(is_ours, read)]
+    if _holders.reading:
+        _holders.check_not_read(ours)
+
+    def run(lists: list[Any], indices: list[Any]) -> Any:
+        mine = map(getitem, lists, indices)
+        state = [next(mine) if is_ours(r) else buffer_of(r) for r in written]
+        try:
+            others = iter(_store.peek_all(ours_read))
+        except IndexError:
+            return None  # Another thread's call has it.
+        constants = [next(others) if is_ours(r) else buffer_of(r) for r in read]
+        if any(buffer is None for buffer in (*state, *constants)):
+            return None  # A ref has ended, which `wait` says.
+        return body(state, constants, lists, indices)
+
+    attempt = 0
+    while True:
+        found = _store.taken(ours, run)
+        if found is not None:
+            return found
+        attempt = _store.wait(attempt, ours + ours_read)
+
+
+def replaced(
+    written: Sequence[Any],
+    read: Sequence[Any],
+    body: Callable[[list[Any], list[Any]], Any],
+    may_call_back: bool,
+) -> Any:
+    """Gives refs the values that `body(state, constants)` makes, and returns the rest of it.
+
+    `body` is given copies, and gives `(new state, rest)`: it may be run op by op, and use what it
+    is given as it likes. The refs get all of it or nothing.
+    """
+
+    def run(state: list[Any], constants: list[Any], lists: list[Any], indices: list[Any]) -> Any:
+        calls_back = may_call_back  # noqa: F841  by which `refs._holders` knows us
+        try:
+            state, constants = _copies(written, state), _copies(read, constants)
+        except (RuntimeError, ValueError) as error:
+            if not _jax.is_about_deleted(error):
+                raise
+            for ref in filter(is_ours, (*written, *read)):
+                ref._check()  # If none is lost, a call of another thread has come between.
+            return None
+        new, rest = body(state, constants)
+        if may_call_back:
+            jax.block_until_ready((new, rest))
+
+        def write() -> None:
+            places = iter(zip(lists, indices, strict=True))
+            for ref, value in zip(written, new, strict=True):
+                if is_ours(ref):
+                    buffers, k = next(places)
+                    buffers[k] = _overwritten(ref, buffers[k], value)
+                else:
+                    update_native(ref, _overwritten(ref, buffer_of(ref), value))
+
+        without_signals(write)
+        return (rest,)
+
+    [rest] = together(written, read, run)
+    return rest
+
+
+def _copies(refs: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
+    return [
+        _eager.reader(_whole(ref.shape), ref.dtype)(buffer, [])
+        for ref, buffer in zip(refs, buffers, strict=True)
+    ]
+
+
+def _overwritten(ref: Any, buffer: Any, value: Any) -> Any:
+    """The buffer, which is donated, with a ref's new value in it."""
+    kernel = _eager.updater(ref, "set", _whole(ref.shape))
+    return kernel(buffer, [], fit(value, ref.shape, ref.dtype))
+
+
+@functools.lru_cache(maxsize=4096)
+def _whole(shape: tuple[int, ...]) -> Index:
+    return Index.parse(..., shape).split()[0]
