@@ -27,7 +27,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from itertools import chain, count, repeat
 from operator import attrgetter, getitem, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from refs._holders import check_not_held_here, check_not_read, reading
 
@@ -44,17 +44,19 @@ class Store:
 
     A ref has its store, its place in it, and a token that nothing else has, as long as it is there;
     a new one has a store of its own. A call that writes several refs brings them together in one
-    (`regroup`), so that the next one takes and puts them all at once. A buffer whose ref has died,
-    or gone to another store, is None.
+    (`gather`), so that the next one takes and puts them all at once. A buffer whose ref has died,
+    or gone to another store, is None. `moves` is how often one of its refs has been moved.
     """
 
-    __slots__ = ("box", "dropped", "shardings", "size", "tokens", "watchers")
+    __slots__ = ("box", "dropped", "kind", "moves", "shardings", "size", "tokens", "watchers")
 
-    def __init__(self, tokens: list[Any], shardings: Any = None):
+    def __init__(self, tokens: list[Any], shardings: Any = None, moves: int = 0):
         self.box: list[list[Any]] = []
+        self.moves = moves
         self.tokens = tokens
         self.size = len(tokens)
         self.shardings = shardings  # None if all is on a single device
+        self.kind = self.size, shardings, moves > 0
         self.watchers: Any = ()  # weak references: they free the buffer of a ref that dies
         self.dropped: list[int] = []  # whose refs died while the buffers were taken
 
@@ -70,10 +72,65 @@ class Store:
             _drop(self.box, self.dropped, self.dropped.pop())
 
 
+class Layout(NamedTuple):
+    """How the refs of a call lie in several stores, or in one in another order.
+
+    Attributes:
+      kinds: those of the stores.
+      leaders: picks from the refs one of each store.
+      order: picks from the refs, as the call has them, those of the stores one after the other.
+      pieces: for each store: picks from new buffers, as the call has them, those that belong there.
+      state: picks from the buffers of the stores, one after the other, as the call has them.
+    """
+
+    kinds: list[Any]
+    leaders: Any
+    order: Any
+    pieces: list[Any]
+    state: Any
+
+    @staticmethod
+    def of(refs: Sequence[Any]) -> Layout:
+        places: dict[Any, list[int]] = {}
+        for k in sorted(range(len(refs)), key=[*map(_get_index, refs)].__getitem__):
+            places.setdefault(refs[k]._store, []).append(k)
+        order = [*chain.from_iterable(places.values())]
+        return Layout(
+            [*map(_get_kind, places)],
+            picker([ks[0] for ks in places.values()]),
+            picker(order),
+            [picker(ks) for ks in places.values()],
+            picker(sorted(range(len(refs)), key=order.__getitem__)),
+        )
+
+    def fits(self, refs: Sequence[Any], stores: Sequence[Store]) -> bool:
+        """Whether refs lie so, the leaders being in these stores, which are taken."""
+        return [*map(_get_kind, stores)] == self.kinds and [*map(get_token, self.order(refs))] == [
+            *chain.from_iterable(map(_get_tokens, stores))
+        ]
+
+
 first = itemgetter(0)
+get_box = attrgetter("box")
+get_store = attrgetter("_store")
 get_token = attrgetter("_token")
 _get_box = attrgetter("_store.box")
 _get_index = attrgetter("_index")
+_get_kind = attrgetter("kind")
+_get_tokens = attrgetter("tokens")
+
+# Refs that were moved so often are wanted in changing company: they stay in the stores they are in.
+_MOST_MOVES = 4
+
+
+def picker(places: Sequence[int]) -> Callable[[Any], Any]:
+    """A function that picks what stands at these places of a list: a list or a tuple."""
+    places = list(places)
+    if not places:
+        return lambda flat: ()
+    if places == list(range(places[0], places[-1] + 1)):
+        return itemgetter(slice(places[0], places[-1] + 1))
+    return itemgetter(*places)
 
 
 def peek(ref: Any) -> Any:
@@ -105,7 +162,7 @@ def shardings_of(refs: Sequence[Any]) -> Any:
     return found if any(s is not None for s in found) else None
 
 
-def picker(refs: Sequence[Any]) -> tuple[list[Any] | None, Callable[[list[Any]], Any] | None]:
+def picker_of(refs: Sequence[Any]) -> tuple[list[Any] | None, Callable[[list[Any]], Any] | None]:
     """The tokens of refs that are in one store, and what picks their buffers from its list.
 
     Whenever refs have these tokens again, they are at these places of one store.
@@ -113,9 +170,7 @@ def picker(refs: Sequence[Any]) -> tuple[list[Any] | None, Callable[[list[Any]],
     store = refs[0]._store
     if store.size == 1 or any(ref._store is not store for ref in refs):
         return None, None
-    places = [ref._index for ref in refs]
-    pick = itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
-    return [*map(get_token, refs)], pick
+    return [*map(get_token, refs)], picker([ref._index for ref in refs])
 
 
 def wait(attempt: int, refs: Sequence[Any]) -> int:
@@ -205,14 +260,41 @@ def update(ref: Any, kernel: Callable[..., Any], *operands: Any, reader: Any = N
         attempt = wait(attempt, [ref])
 
 
-def regroup(refs: Sequence[Any]) -> None:
+def gather(refs: Sequence[Any]) -> Layout | None:
+    """Brings refs together in a store of their own, in this order; else returns how they lie.
+
+    Two functions that write overlapping sets of refs would take them from each other in each call.
+    So refs that were moved before stay in as many stores as there are kinds of company.
+    """
+    if not refs or _are_a_store(refs):
+        return None
+    stores = dict.fromkeys(map(get_store, refs))
+    if all(store.moves < _MOST_MOVES for store in stores):
+        _move(refs, 1 + max(store.moves for store in stores))
+        return None
+    parts: dict[Any, list[Any]] = {}
+    for ref in sorted(refs, key=_get_index):
+        # New refs, each in a store of its own, are still to be brought together.
+        parts.setdefault(ref._store if ref._store.moves else None, []).append(ref)
+    for part in parts.values():
+        if not (part[0]._store.moves and _are_a_store(part)):
+            _move(part, 1 + part[0]._store.moves)
+    return None if _are_a_store(refs) else Layout.of(refs)
+
+
+def _are_a_store(refs: Sequence[Any]) -> bool:
+    store = refs[0]._store
+    return store.size == len(refs) == 1 or [*map(get_token, refs)] == store.tokens
+
+
+def _move(refs: Sequence[Any], moves: int) -> None:
     """Brings refs together in one new store, in this order."""
 
     def move(lists: list[Any], indices: list[Any]) -> None:
         buffers = [buffers[k] for buffers, k in zip(lists, indices, strict=True)]
         if any(buffer is None for buffer in buffers):
             return  # One has ended; using it says so.
-        store = Store([object() for _ in buffers], shardings_of(refs))
+        store = Store([object() for _ in buffers], shardings_of(refs), moves)
         store.watchers = [
             weakref.ref(ref, _Drop(store.box, store.dropped, k)) for k, ref in enumerate(refs)
         ]
@@ -226,15 +308,6 @@ def regroup(refs: Sequence[Any]) -> None:
         _ = [*chain.from_iterable(changes)]
 
     taken(refs, move)
-
-
-def gather(refs: Sequence[Any]) -> None:
-    """Sees to it that refs have a store of their own, in this order."""
-    if not refs:
-        return
-    store = refs[0]._store
-    if store.size != len(refs) or (len(refs) > 1 and [*map(get_token, refs)] != store.tokens):
-        regroup(refs)
 
 
 def end(ref: Any, how: str) -> Any:

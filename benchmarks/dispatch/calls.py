@@ -195,6 +195,39 @@ def two_sizes() -> Ways:
     }
 
 
+@row("two functions in turn, one ref in common")
+def overlapping() -> Ways:
+    """10 and 10 refs, and one that both write: a counter, or the state of a random generator."""
+    *own, common = arrays(MANY + 1)
+    state = own[::2], own[1::2], common
+
+    def step(own: list[Any], common: Any) -> None:
+        add([*own, common], 1)
+
+    def by_hand(own: list[Any], common: Any) -> Any:
+        return plus(own, 1), common + 1
+
+    def over(m: Any) -> Way:
+        first, second = m.jit(step), m.jit(step)
+
+        def both(state: Any) -> None:
+            a, b, common = state
+            first(a, common)
+            second(b, common)
+
+        return keeps(both, jax.tree.map(m.new_ref, state))
+
+    first, second = (jax.jit(by_hand, donate_argnums=(0, 1)) for _ in range(2))
+
+    def both_by_hand(state: Any) -> Any:
+        a, b, common = state
+        a, common = first(a, common)
+        b, common = second(b, common)
+        return a, b, common
+
+    return {NATIVE: over(jax), OURS: over(refs), BY_HAND: threads(both_by_hand, state)}
+
+
 @row("a new ref returned")
 def new_ref_returned() -> Ways:
     """By hand a new array. JAX's refs can't be returned."""

@@ -10,8 +10,9 @@ again. Programs that can fail while they run go through `run_carefully`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from itertools import compress, count, filterfalse, repeat
+import operator
+from collections.abc import Callable, Sequence
+from itertools import chain, compress, count, filterfalse, repeat
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 from refs import _holders, _jax, _store
 from refs._eager import is_ours, update_native
 from refs._signals import without_signals
-from refs._store import Store, first, get_token
+from refs._store import Store, first, get_box, get_store, get_token
 from refs._together import together
 from refs.callbacks._failure import failure_of, raise_failure
 from refs.transforms._entry import Entry, OtherRefs, OtherTypes
@@ -34,7 +35,7 @@ class NoEntry:
     """Stands for the entry of a call that has none yet, or none that is found quickly."""
 
     static = None
-    is_bare = is_alone = is_careful = False
+    is_bare = is_alone = is_special = False
 
     @staticmethod
     def flatten(tree: Any) -> list[Any]:
@@ -71,9 +72,12 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
             if instances and args and id(args[0]) in instances:
                 return instances[id(args[0])](*args[1:], **kwargs)
             entry, flat = programs.find(static, rest_args, rest_kwargs)
-        if entry.is_careful:
+        if entry.is_special:
             try:
-                if entry.may_repeat(flat):
+                if not entry.is_careful:
+                    for result in run_apart(entry, flat):
+                        return result
+                elif entry.may_repeat(flat):
                     return run_carefully(entry, flat)
             except (OtherRefs, OtherTypes):
                 pass  # It is for other arguments.
@@ -131,12 +135,64 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
                 return run_carefully(entry, flat)
             if not entry.is_warm:
                 return without_signals(functools.partial(run_carefully, entry, flat))
+            if entry.is_special:
+                inline = entry if entry.is_alone else NoEntry
+                for result in run_apart(entry, flat):
+                    return result
             if attempt:
                 _store.wait(attempt, entry.refs_of(flat))
             attempt += 1
 
     programs.forget = forget
     return call
+
+
+def run_apart(entry: Entry, flat: list[Any]) -> Sequence[Any]:
+    """A call whose refs lie in several stores: its result, or nothing where they aren't to be had.
+
+    It takes what all stores hold, or nothing, and puts all of it back in one statement each.
+    """
+    layout, written = entry.layout, entry.written_of(flat)
+    if layout is None:
+        return ()
+    stores = [*map(get_store, layout.leaders(written))]
+    if len({*stores}) < len(stores):
+        return ()
+    boxes = [*map(get_box, stores)]
+    held: list[Any] = []
+    results: list[Any] = []
+    call: Any = operator.call
+    news = map(call, layout.pieces, map(first, map(first, repeat(results))))
+    put = map(list.append, boxes, map(list, news))
+    put_back = map(list.append, boxes, held)
+    take = chain(map(first, boxes), map(list.clear, boxes))
+    try:
+        held += take
+    except IndexError:
+        return ()  # One is empty: and nothing was taken.
+    state = operands = None
+    try:
+        holding = boxes
+        if not layout.fits(written, stores):
+            _ = [*put_back]
+            return ()
+        state = [*layout.state([*chain.from_iterable(held[: len(boxes)])])]
+        if entry.is_bare:
+            operands = ()
+        else:
+            read = entry.peek(flat) if entry.reads else ()
+            operands = (read,), (entry.kept_of(flat),), (entry.donated_of(flat),)
+        results += map(entry.compiled, (state,), *operands)
+        _ = [*put]
+    except BaseException as error:
+        _ = [*put_back]
+        holding = None
+        if not entry.may_run_again(error, written, state or (), operands):
+            raise
+        return ()
+    holding = None  # noqa: F841
+    [(_, rest)] = results
+    return (rest if entry.is_direct else entry.result(rest, flat),)
 
 
 def run_carefully(

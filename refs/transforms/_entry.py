@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +11,7 @@ from refs import _jax, _store
 from refs._access import check_ref
 from refs._eager import buffer_of, is_ours, sharding_of
 from refs._ref import Ref
-from refs._store import get_token, peek_all
+from refs._store import get_token, peek_all, picker
 from refs._tracing import Call, adopt, ref_type, result_of
 from refs.callbacks._held import calls_host, uncopied
 from refs.transforms._signature import NO_STATIC, Static, broadcast_prefix
@@ -56,6 +55,8 @@ class Entry:
       copied: which of the written refs a call keeps copies of, if it can fail.
       is_careful: whether a call goes through `run_carefully`: it can fail, or touches a handle of
         JAX's.
+      layout: how the refs that a call writes lie in several stores; None if in one of their own.
+      is_special: whether it is careful, or has a layout.
       is_direct: whether `rest` is the function's result as it stands.
       is_alone: whether the function has no other. `flatten` says so if the structure is another
         one, but takes its time: it prints the arguments.
@@ -90,6 +91,7 @@ class Entry:
         self.copied = self._copied(written) if self.can_fail else []
         self.is_careful = self.can_fail or not all(map(is_ours, (*written, *read)))
         self.is_single = len(written) == 1
+        self.layout, self.is_special = None, self.is_careful
         self.shardings = _store.shardings_of(written) if not self.is_careful else None
         self.is_direct = (
             options.out_shardings is None
@@ -138,7 +140,7 @@ class Entry:
         arrays = [k for k, number in enumerate(call.ref_places) if number is None]
         self._kept = [k for k in arrays if not donated[k]]
         self._donated = [k for k in arrays if donated[k]]
-        self.kept_of, self.donated_of = _picker(self._kept), _picker(self._donated)
+        self.kept_of, self.donated_of = picker(self._kept), picker(self._donated)
         self.is_bare = not (repeated or linked or idle or arrays or t.read) and [
             s.argument for s in t.written
         ] == [*range(len(call.ref_places))]
@@ -149,7 +151,7 @@ class Entry:
         places = [self._first_places[s.argument] for s in slots if s.argument is not None]
         if not places:
             return lambda flat: outers
-        pick = _picker(places)
+        pick = picker(places)
         return (lambda flat: [*pick(flat), *outers]) if outers else pick
 
     def _slots(self, arguments: Sequence[Any]) -> list[tuple[Any, Any]]:
@@ -235,12 +237,13 @@ class Entry:
 
     def gather(self, flat: list[Any]) -> None:
         """Brings the refs of a call together, where that makes it fast."""
-        _store.gather(self.written_of(flat))
+        self.layout = _store.gather(self.written_of(flat))
+        self.is_special = self.is_careful or self.layout is not None
         if self.reads:
             read = self.read_of(flat)
             if all(r._store.size == 1 for r in read):
                 _store.gather(read)
-            self._tokens, self._pick = _store.picker(read)
+            self._tokens, self._pick = _store.picker_of(read)
 
     def peek(self, flat: list[Any]) -> Any:
         """What the refs hold that a call only reads, all at one moment; else an IndexError."""
@@ -351,16 +354,6 @@ class Entry:
 def _is_like(x: Any, kind: Any) -> bool:
     """Whether something is a ref of ours of this type, that has not ended."""
     return type(x) is Ref and x._aval == kind and x._end is None
-
-
-def _picker(places: Sequence[int]) -> Callable[[list[Any]], Any]:
-    """A function that picks what stands at these places of a list: a list or a tuple."""
-    places = list(places)
-    if not places:
-        return lambda flat: ()
-    if places == list(range(places[0], places[-1] + 1)):
-        return itemgetter(slice(places[0], places[-1] + 1))
-    return itemgetter(*places)
 
 
 def _is_built_in(tree: Any) -> bool:

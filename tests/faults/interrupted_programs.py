@@ -68,6 +68,22 @@ def returned_refs(counters):
 
 
 @program
+def in_several_stores(counters):
+    """Another function writes some of them, in another order."""
+    whole = refs.jit(add_one)
+    part = refs.jit(lambda *held: [r.at[...].add(0) for r in held] and None)
+
+    def both():
+        part(*counters.refs[3:0:-1])
+        whole(*counters.refs)
+
+    for _ in range(6):  # till nothing is moved any more
+        both()
+    assert len({r._store for r in counters.refs}) == 2
+    return both
+
+
+@program
 def with_a_callback(counters):
     def host(x):
         return np.asarray(x) + 1
