@@ -80,15 +80,26 @@ def swap(ref: Any, index: Index, value: Any) -> jax.Array:
 
 def _read(ref: Any, kernel: Callable[..., jax.Array], operands: Any) -> jax.Array:
     attempt = 0
+    buffer: Any = None
     while True:
-        buffer = _store.peek(ref) if is_ours(ref) else buffer_of(ref)
+        if not is_ours(ref):
+            return kernel(buffer_of(ref), operands)
+        store, index = ref._store, ref._index
+        box, looking = store.box, (store.readers,)
+        store.readers += (None,)
         try:
-            return kernel(buffer, operands)
+            buffer = box[0][index] if box else None
+            found = kernel(buffer, operands) if buffer is not None else None
+            if found is not None:
+                return found
         except (RuntimeError, ValueError) as error:
-            if not (is_ours(ref) and _jax.is_about_deleted(error) and buffer.is_deleted()):
+            if buffer is None or not (_jax.is_about_deleted(error) and buffer.is_deleted()):
                 raise
-            ref._check()  # If it isn't lost, a call of another thread has come between.
-            attempt = _store.wait(attempt, [ref])
+            ref._check()  # If it isn't lost, JAX's own call of another thread has come between.
+        finally:
+            del store.readers[-1]
+            looking = None  # noqa: F841
+        attempt = _store.wait(attempt, [ref])
 
 
 @functools.lru_cache(maxsize=4096)

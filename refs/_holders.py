@@ -1,7 +1,8 @@
 """Who holds a ref that somebody waits for, and whether waiting could ever end.
 
 Read from the stacks of running threads, and only by who has to wait: a call doesn't pay for it. A
-function that takes buffers has a variable `holding`, the box or the boxes that it has taken.
+function that takes buffers has a variable `holding`, the box or the boxes that it has taken; one
+that reads them a variable `looking`, the lists of readers that it is in.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def check_not_held_here(ref: Any, box: list[Any]) -> None:
-    """Refuses to wait for a call that waits for us.
+    """Refuses to wait for a call that waits for us: one that has a box, or is in a list of readers.
 
     Raises:
       RefStateError: if the ref is held further down on this thread's stack, which an interrupt or
@@ -43,8 +44,9 @@ def check_not_held_here(ref: Any, box: list[Any]) -> None:
         who = "a callback"
     else:
         return
+    doing = "reading" if box is ref._store.readers else "updating"
     raise RefStateError(
-        f"use of {ref._aval.origin.describe()}, which a call is updating right now, by {who}: the "
+        f"use of {ref._aval.origin.describe()}, which a call is {doing} right now, by {who}: the "
         "call can't end before this does. Pass it as an argument of `refs.io_callback`, which is "
         "given its memory, or use it when the call has returned"
     )
@@ -88,7 +90,8 @@ def _other_stacks() -> Iterator[list[FrameType]]:
 
 def _holds(frame: FrameType, box: list[Any]) -> bool:
     code = frame.f_code
-    if "holding" not in code.co_varnames or not code.co_filename.startswith(_OURS):
-        return False
-    holding = frame.f_locals.get("holding")
-    return holding is box or (holding is not None and any(b is box for b in holding))
+    names = {"holding", "looking"}.intersection(code.co_varnames)
+    if not names or not code.co_filename.startswith(_OURS):
+        return False  # Looking at a frame's variables may make copies that stay with it.
+    found = [frame.f_locals.get(name) for name in names]
+    return any(x is box or (x is not None and any(b is box for b in x)) for x in found)

@@ -46,12 +46,20 @@ class Store:
     a new one has a store of its own. A call that writes several refs brings them together in one
     (`gather`), so that the next one takes and puts them all at once. A buffer whose ref has died,
     or gone to another store, is None. `moves` is how often one of its refs has been moved.
+
+    Who reads a buffer gives it to XLA while it is still in the box. Meanwhile `readers` has an item
+    for it: a buffer that was donated in between would be an error, which XLA also prints. Whoever
+    has taken the buffers then puts them back, or waits until the readers have gone. They wait for
+    nothing, and no new ones come: the box is empty.
     """
 
-    __slots__ = ("box", "dropped", "kind", "moves", "shardings", "size", "tokens", "watchers")
+    __slots__ = (
+        "box", "dropped", "kind", "moves", "readers", "shardings", "size", "tokens", "watchers",
+    )  # fmt: skip
 
     def __init__(self, tokens: list[Any], shardings: Any = None, moves: int = 0):
         self.box: list[list[Any]] = []
+        self.readers: list[None] = []
         self.moves = moves
         self.tokens = tokens
         self.size = len(tokens)
@@ -115,6 +123,7 @@ get_box = attrgetter("box")
 get_store = attrgetter("_store")
 get_token = attrgetter("_token")
 _get_box = attrgetter("_store.box")
+_get_readers = attrgetter("_store.readers")
 _get_index = attrgetter("_index")
 _get_kind = attrgetter("kind")
 _get_tokens = attrgetter("tokens")
@@ -145,6 +154,15 @@ def peek(ref: Any) -> Any:
         if buffer is not None:
             return buffer
         attempt = wait(attempt, [ref])  # it is taken, or has gone to another store
+
+
+def look_at_all(refs: Sequence[Any], looking: list[Any]) -> list[Any]:
+    """`peek_all`, as a reader of each of the stores; `looking` gets their lists of readers."""
+    lists = [*map(_get_readers, refs)]
+    enter = map(list.append, lists, repeat(None))
+    looking += lists
+    _ = [*enter]
+    return peek_all(refs)
 
 
 def peek_all(refs: Sequence[Any]) -> list[Any]:
@@ -183,8 +201,9 @@ def wait(attempt: int, refs: Sequence[Any]) -> int:
         ref._refs  # noqa: B018  raises if it has ended
     if attempt > 3:
         for ref in refs:
-            if not ref._store.box:
-                check_not_held_here(ref, ref._store.box)
+            store = ref._store
+            if not store.box or store.readers:
+                check_not_held_here(ref, store.readers if store.box else store.box)
     # First only another thread's turn, in the end a millisecond.
     time.sleep(2.0 ** min(attempt, 10) * 1e-6 if attempt else 0)
     return attempt + 1
@@ -219,13 +238,28 @@ def taken(refs: Sequence[Any], body: Callable[[list[Any], list[Any]], Any]) -> A
         try:
             position = {id(store): k for k, store in enumerate(stores)}
             found = [position.get(id(ref._store)) for ref in refs]
-            if None not in found:  # None has gone elsewhere meanwhile.
+            if None not in found and are_left(stores):  # None has gone elsewhere meanwhile.
                 return body([held[k] for k in found], [ref._index for ref in refs])  # type: ignore
         finally:
             _ = [*put_back]
             holding = None
             for store in stores:
                 store.sweep()
+
+
+def are_left(stores: Sequence[Store]) -> bool:
+    """Whether nobody reads any more what was taken from stores: that takes a moment.
+
+    It would last for ever if a reader was interrupted by code that waits for us.
+    """
+    until = None
+    while any(store.readers for store in stores):
+        now = time.monotonic()
+        until = until or now + 0.1
+        if now > until:
+            return False
+        time.sleep(0)
+    return True
 
 
 def update(ref: Any, kernel: Callable[..., Any], *operands: Any, reader: Any = None) -> Any:
@@ -247,7 +281,8 @@ def update(ref: Any, kernel: Callable[..., Any], *operands: Any, reader: Any = N
             continue
         try:
             holding = box
-            if ref._store is store and buffers[index] is not None:
+            left = not store.readers or are_left([store])
+            if left and ref._store is store and buffers[index] is not None:
                 old = reader(buffers[index], operands[0]) if reader is not None else None
                 new = map(kernel, (buffers[index],), *[(x,) for x in operands])
                 _ = [*map(list.__setitem__, (buffers,), (index,), new)]

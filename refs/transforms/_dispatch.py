@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from refs import _holders, _jax, _store
 from refs._eager import is_ours, update_native
 from refs._signals import without_signals
-from refs._store import Store, first, get_box, get_store, get_token
+from refs._store import Store, are_left, first, get_box, get_store, get_token
 from refs._together import together
 from refs.callbacks._failure import failure_of, raise_failure
 from refs.transforms._entry import Entry, OtherRefs, OtherTypes
@@ -35,7 +35,7 @@ class NoEntry:
     """Stands for the entry of a call that has none yet, or none that is found quickly."""
 
     static = None
-    is_bare = is_alone = is_special = False
+    is_bare = is_alone = is_special = reads = False
 
     @staticmethod
     def flatten(tree: Any) -> list[Any]:
@@ -84,6 +84,9 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
             entry = NoEntry
         attempt = misses = 0
         while True:
+            looking, leave = None, ()
+            if entry.reads:
+                leave = map(list.pop, looking := [])
             try:
                 written = flat if entry.is_bare else entry.written_of(flat)
                 store = written[0]._store if written else Store.of([])
@@ -97,10 +100,14 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
                 operands: Any = None
                 try:
                     holding = box
-                    if store.shardings != entry.shardings or (
-                        store.size != 1
-                        if entry.is_single
-                        else [*map(get_token, written)] != store.tokens
+                    if (
+                        (store.readers and not are_left([store]))
+                        or store.shardings != entry.shardings
+                        or (
+                            store.size != 1
+                            if entry.is_single
+                            else [*map(get_token, written)] != store.tokens
+                        )
                     ):
                         box += (buffers,)
                     elif entry.is_bare:
@@ -108,18 +115,20 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
                         [(state, rest)] = [*map(entry.compiled, (buffers,))]
                         box += (state,)
                     else:
-                        read = entry.peek(flat) if entry.reads else ()
+                        read = entry.look(flat, looking) if entry.reads else ()
                         operands = (read,), (entry.kept_of(flat),), (entry.donated_of(flat),)
                         [(state, rest)] = [*map(entry.compiled, (buffers,), *operands)]
                         box += (state,)
+                        _ = [*leave]
                 except BaseException as error:
                     box += (buffers,)
+                    _ = [*leave]
                     holding = None
                     misses += isinstance(error, OtherTypes)
                     if misses > 3 or not entry.may_run_again(error, written, buffers, operands):
                         raise
                     state = None
-                holding = buffers = None  # noqa: F841
+                holding = buffers = looking = None  # noqa: F841
                 if state is not None:
                     if entry is not inline:
                         inline = entry if entry.is_alone else NoEntry
@@ -165,6 +174,8 @@ def run_apart(entry: Entry, flat: list[Any]) -> Sequence[Any]:
     news = map(call, layout.pieces, map(first, map(first, repeat(results))))
     put = map(list.append, boxes, map(list, news))
     put_back = map(list.append, boxes, held)
+    looking: Any = []
+    leave = map(list.pop, looking)
     take = chain(map(first, boxes), map(list.clear, boxes))
     try:
         held += take
@@ -173,20 +184,22 @@ def run_apart(entry: Entry, flat: list[Any]) -> Sequence[Any]:
     state = operands = None
     try:
         holding = boxes
-        if not layout.fits(written, stores):
+        if not (are_left(stores) and layout.fits(written, stores)):
             _ = [*put_back]
             return ()
         state = [*layout.state([*chain.from_iterable(held[: len(boxes)])])]
         if entry.is_bare:
             operands = ()
         else:
-            read = entry.peek(flat) if entry.reads else ()
+            read = entry.look(flat, looking) if entry.reads else ()
             operands = (read,), (entry.kept_of(flat),), (entry.donated_of(flat),)
         results += map(entry.compiled, (state,), *operands)
         _ = [*put]
+        _ = [*leave]
     except BaseException as error:
         _ = [*put_back]
-        holding = None
+        _ = [*leave]
+        holding = looking = None
         if not entry.may_run_again(error, written, state or (), operands):
             raise
         return ()

@@ -11,7 +11,7 @@ from refs import _jax, _store
 from refs._access import check_ref
 from refs._eager import buffer_of, is_ours, sharding_of
 from refs._ref import Ref
-from refs._store import get_token, peek_all, picker
+from refs._store import get_token, look_at_all, picker
 from refs._tracing import Call, adopt, ref_type, result_of
 from refs.callbacks._held import calls_host, uncopied
 from refs.transforms._signature import NO_STATIC, Static, broadcast_prefix
@@ -245,12 +245,18 @@ class Entry:
                 _store.gather(read)
             self._tokens, self._pick = _store.picker_of(read)
 
-    def peek(self, flat: list[Any]) -> Any:
-        """What the refs hold that a call only reads, all at one moment; else an IndexError."""
+    def look(self, flat: list[Any], looking: list[Any]) -> Any:
+        """What the refs hold that a call only reads, all at one moment; else an IndexError.
+
+        The call is a reader of their stores now, and `looking` gets the lists that it is in.
+        """
         read = self.read_of(flat)
         if [*map(get_token, read)] == self._tokens:
-            return [*self._pick(read[0]._store.box[0])]  # type: ignore[misc]
-        return peek_all(read)
+            store = read[0]._store
+            looking += (store.readers,)
+            store.readers += (None,)
+            return [*self._pick(store.box[0])]  # type: ignore[misc]
+        return look_at_all(read, looking)
 
     def fits(self, call: Call) -> bool:
         """Whether refs of a call are the same ones, of one another and of those closed over."""

@@ -3,6 +3,7 @@
 import gc
 import weakref
 
+import jax.numpy as jnp
 import numpy as np
 
 import refs
@@ -50,6 +51,29 @@ class Reader:
         # `steps` is counted after the step has returned.
         good = seen in ([self.steps], [self.steps + 1])
         self.counts["read" if good else "wrong"] += 1
+
+
+def write_at_every_place_of_a_read(most):
+    """A handler adds 1 to a ref while it is read: it does, or says that it can't."""
+    outcomes = {}
+    for k, read in enumerate(READS):
+        r = refs.new_ref(jnp.zeros(3, jnp.int32))
+        counts = {"written": 0, "busy": 0}
+
+        def write(r=r, counts=counts):
+            try:
+                refs.addupdate(r, 0, 1)
+            except RefStateError:
+                counts["busy"] += 1
+            else:
+                counts["written"] += 1
+
+        refs.addupdate(r, 0, 0)
+        read(r)
+        for place in places(lambda read=read, r=r: read(r), most):
+            at_place(place, lambda read=read, r=r: read(r), write)
+        outcomes[k] = counts | {"held": int(r[0])}
+    return outcomes
 
 
 def finished(counters, reader):

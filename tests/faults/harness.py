@@ -111,7 +111,7 @@ def side_by_side(*programs, limit=LIMIT):
     return results
 
 
-def in_child(function, *args):
+def in_child(function, *args, and_stderr=False):
     """`function(*args)` in a process of its own: its result, which JSON can write.
 
     Signals' handlers run on the main thread only, and there nobody can give up a deadlock; nor
@@ -132,7 +132,8 @@ def in_child(function, *args):
         check=False,
     )
     assert done.returncode == 0, f"rc {done.returncode}\n{done.stderr[-10_000:]}"
-    return json.loads(done.stdout.splitlines()[-1])
+    result = json.loads(done.stdout.splitlines()[-1])
+    return (result, done.stderr) if and_stderr else result
 
 
 # --- Errors on purpose ----------------------------------------------------------------------------

@@ -32,6 +32,12 @@ def test_a_finalizer_that_reads(how):
     check(in_child(handlers.read_by_a_garbage_collector, times(5, 100), how))
 
 
+def test_a_handler_that_writes_what_is_read():
+    outcomes = in_child(handlers.write_at_every_place_of_a_read, times(40, 1000))
+    assert all(o["held"] == o["written"] > 0 for o in outcomes.values())
+    assert sum(o["busy"] for o in outcomes.values()) > 0
+
+
 def test_a_signals_handler_that_writes():
     outcome = in_child(handlers.written_by_a_signals_handler, times(100, 2000))
     assert outcome["refs"] == outcome["expected"]

@@ -13,7 +13,16 @@ import refs
 from refs import _store
 from refs.errors import RefStateError
 from refs.transforms.jit import Programs
-from tests.faults.harness import LIMIT, Counters, add_one, held, is_caused_by, side_by_side, times
+from tests.faults.harness import (
+    LIMIT,
+    Counters,
+    add_one,
+    held,
+    in_child,
+    is_caused_by,
+    side_by_side,
+    times,
+)
 
 THREADS = 8
 N = times(300, 10_000)
@@ -245,6 +254,39 @@ def test_readers_see_whole_values(name, write):
 
     side_by_side(writer, *[reader] * 3)
     assert held(a) == held(b) == N
+
+
+def read_beside_steps(n):
+    """Runs in a child: what XLA prints is printed by C++ code."""
+    written, read = [ref(f"w{k}") for k in range(5)], ref("r")
+    total = refs.jit(lambda: sum(r[...].sum() for r in written))
+    add = refs.jit(lambda a, b: a.at[...].add(1 + 0 * b[...]))
+    done = threading.Event()
+
+    def write():
+        repeat(n, step, *written)()
+        repeat(n, write_eagerly, *written[:2])()
+        repeat(n, step, read)()
+        done.set()
+
+    def reader(read_once):
+        def run():
+            while not done.is_set():
+                read_once()
+
+        return run
+
+    read_eagerly = reader(lambda: (written[0][...], read[3]))
+    side_by_side(write, reader(total), read_eagerly, reader(lambda: add(written[4], read)))
+    return [held(r) for r in (*written[:4], read)]
+
+
+def test_no_reader_loses_a_race():
+    """It would try again; but XLA writes an error to stderr each time."""
+    n = times(1000, 10_000)
+    result, errors = in_child(read_beside_steps, n, and_stderr=True)
+    assert result == [2 * n, 2 * n, n, n, n]
+    assert "donated" not in errors
 
 
 # --- Refs that come and go ------------------------------------------------------------------------
