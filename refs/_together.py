@@ -16,14 +16,19 @@ from refs._signals import without_signals
 from refs._values import fit
 
 
-def together(written: Sequence[Any], read: Sequence[Any], body: Callable[..., Any]) -> Any:
-    """`body(state, constants, lists, indices)` while the refs that it writes are taken.
+def together(
+    written: Sequence[Any], read: Sequence[Any], body: Callable[..., Any], may_call_back: bool
+) -> Any:
+    """`body(state, constants, lists, indices, leave)` while the refs that it writes are taken.
 
     Args:
       written: distinct handles, ours or JAX's.
       read: others, distinct too.
       body: is given what those hold, at one moment, and for those of `written` that are ours: in
-        which list the buffer is, and where. It may return None, to begin again.
+        which list the buffer is, and where. It runs `leave`, an iterator, when XLA has what it
+        reads, or ends. It may return None, to begin again.
+      may_call_back: whether it runs Python code, which may wait for others: these don't wait until
+        it has read.
 
     Raises:
       RefStateError: if a ref has ended, or waiting for it would never end.
@@ -33,16 +38,26 @@ def together(written: Sequence[Any], read: Sequence[Any], body: Callable[..., An
         _holders.check_not_read(ours)
 
     def run(lists: list[Any], indices: list[Any]) -> Any:
-        mine = map(getitem, lists, indices)
-        state = [next(mine) if is_ours(r) else buffer_of(r) for r in written]
+        looking: Any = []
+        leave = map(list.pop, looking)
         try:
-            others = iter(_store.peek_all(ours_read))
+            mine, others = map(getitem, lists, indices), iter(look(looking))
+            state = [next(mine) if is_ours(r) else buffer_of(r) for r in written]
+            constants = [next(others) if is_ours(r) else buffer_of(r) for r in read]
+            if any(buffer is None for buffer in (*state, *constants)):
+                return None  # A ref has ended, which `wait` says.
+            return body(state, constants, lists, indices, leave)
+        finally:
+            _ = [*leave]
+            looking = None
+
+    def look(looking: list[Any]) -> list[Any]:
+        try:
+            if may_call_back:
+                return _store.peek_all(ours_read)
+            return _store.look_at_all(ours_read, looking)
         except IndexError:
-            return None  # Another thread's call has it.
-        constants = [next(others) if is_ours(r) else buffer_of(r) for r in read]
-        if any(buffer is None for buffer in (*state, *constants)):
-            return None  # A ref has ended, which `wait` says.
-        return body(state, constants, lists, indices)
+            return [None] * len(ours_read)  # Another thread's call has one.
 
     attempt = 0
     while True:
@@ -64,7 +79,9 @@ def replaced(
     is given as it likes. The refs get all of it or nothing.
     """
 
-    def run(state: list[Any], constants: list[Any], lists: list[Any], indices: list[Any]) -> Any:
+    def run(
+        state: list[Any], constants: list[Any], lists: list[Any], indices: list[Any], leave: Any
+    ) -> Any:
         calls_back = may_call_back  # noqa: F841  by which `refs._holders` knows us
         try:
             state, constants = _copies(written, state), _copies(read, constants)
@@ -74,6 +91,7 @@ def replaced(
             for ref in filter(is_ours, (*written, *read)):
                 ref._check()  # If none is lost, a call of another thread has come between.
             return None
+        _ = [*leave]
         new, rest = body(state, constants)
         if may_call_back:
             jax.block_until_ready((new, rest))
@@ -90,7 +108,7 @@ def replaced(
         without_signals(write)
         return (rest,)
 
-    [rest] = together(written, read, run)
+    [rest] = together(written, read, run, may_call_back=False)
     return rest
 
 

@@ -32,7 +32,7 @@ def call_now(host: Host, refs: Sequence[Any], operands: Sequence[Any]) -> list[A
     plan = Plan.of(host, len(refs))
     ours = [r for r in refs if is_ours(r)]
 
-    def body(state: list[Any], _: Any, lists: list[Any], indices: list[Any]) -> Any:
+    def body(state: list[Any], _: Any, lists: list[Any], indices: list[Any], leave: Any) -> Any:
         calls_back = True  # noqa: F841  by which `refs._holders` knows us
         # Programs may be reading the buffers still. One that is donated them comes after those.
         old = compress(state, map(is_ours, refs))
@@ -46,7 +46,7 @@ def call_now(host: Host, refs: Sequence[Any], operands: Sequence[Any]) -> list[A
                 buffers[k] = jax.device_put(root, buffers[k].sharding)
         return results, roots
 
-    results, roots = together(refs, [], body)
+    results, roots = together(refs, [], body, may_call_back=True)
     for ref, root in zip(refs, roots, strict=True):
         if not is_ours(ref):
             update_native(ref, jnp.array(root))

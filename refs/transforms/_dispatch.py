@@ -220,7 +220,9 @@ def run_carefully(
     written = entry.written_of(flat)
     read = [*entry.read_of(flat)]
 
-    def run(state: list[Any], constants: list[Any], lists: list[Any], indices: list[Any]) -> Any:
+    def run(
+        state: list[Any], constants: list[Any], lists: list[Any], indices: list[Any], leave: Any
+    ) -> Any:
         calls_back = entry.can_fail  # noqa: F841  by which `refs._holders` knows us
         operands = entry.operands(flat, state, constants)
         kept = [] if is_debugging else entry.copied
@@ -234,6 +236,7 @@ def run_carefully(
         restore = map(list.__setitem__, lists, indices, olds)
         try:
             results += map(compiled, *zip(operands, strict=True))
+            _ = [*leave]
             jax.block_until_ready(results)
             if is_debugging:
                 # What isn't donated may come back as it is, twice even.
@@ -272,7 +275,7 @@ def run_carefully(
         if entry.can_fail and read:
             _holders.reading[key] = read
         _store.gather([*filter(is_ours, written)])
-        _, rest = together(written, read, run)
+        _, rest = together(written, read, run, entry.can_fail)
         entry.is_warm = entry.is_warm or compiled is entry.compiled
         return entry.result(rest, flat)
     finally:
