@@ -234,10 +234,15 @@ class Programs:
             if entry.fits(call):
                 return entry
         donated = self._donated(static or NO_STATIC, call)
-        entries.append(Entry(self._fun, static, donated, self._options, call))
-        for entry in (found := self._all()):
-            entry.is_alone = len(found) == 1
-        return entries[-1]
+        made = Entry(self._fun, static, donated, self._options, call)
+        entries.append(made)
+        # Another thread may have made one meanwhile: then all use that which came first.
+        first = next(entry for entry in entries if entry.fits(call))
+        if first is not made:
+            entries.remove(made)
+        for entry in self._all():
+            entry.is_alone = len(self._all()) == 1
+        return first
 
     def _all(self) -> list[Entry]:
         return [entry for entries in self._entries.values() for entry in entries]

@@ -78,6 +78,23 @@ def test_steps_of_refs_closed_over():
     counters.agree_on(THREADS * N)
 
 
+def test_first_calls_at_once_leave_one_program():
+    """Each thread makes one, as it finds none; later calls are as fast as if one had."""
+    counters, traced, barrier = Counters(), [], threading.Barrier(THREADS)
+
+    @refs.jit
+    def step():
+        traced.append(1)
+        barrier.wait(LIMIT)
+        add_one(*counters.refs)
+
+    side_by_side(*[step] * THREADS)
+    counters.agree_on(THREADS)
+    [entry] = step.lower.__self__._all()
+    assert entry.is_alone
+    assert len(traced) == THREADS
+
+
 def test_steps_of_overlapping_refs():
     a, b, c = (ref(name) for name in "abc")
     # In every order: threads that wait for each other would deadlock.
