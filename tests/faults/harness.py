@@ -65,6 +65,18 @@ def add_one(*held):
         r[...] += 1
 
 
+def ref(name, shape=(100,)):
+    return refs.new_ref(jnp.zeros(shape, jnp.int32), name=name)
+
+
+def repeat(n, program, *args):
+    def run():
+        for _ in range(n):
+            program(*args)
+
+    return run
+
+
 # --- Deadlocks ------------------------------------------------------------------------------------
 
 LIMIT = 600 if FULL else 60  # seconds; everything here takes a fraction of it

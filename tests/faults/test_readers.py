@@ -1,0 +1,88 @@
+"""Threads that read what others write: they see whole values, and disturb nobody."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import refs
+from tests.faults.harness import add_one, held, in_child, ref, repeat, side_by_side, times
+
+N = times(300, 10_000)
+
+step = refs.jit(add_one)
+
+
+def readers():
+    sums = refs.jit(lambda a, b: (a[...], b[...]))
+    copies = refs.jit(lambda a: a[...] + 0)
+    return {
+        "getitem": lambda a, b: [a[...], b[:]],
+        "get": lambda a, b: [refs.get(a), b.at[...].get()],
+        "asarray": lambda a, b: [np.asarray(a), np.array(b)],
+        "several": sums,
+        "one": lambda a, b: [copies(a), copies(b)],
+    }
+
+
+def write_eagerly(a, b):
+    refs.addupdate(a, ..., 1)
+    refs.addupdate(b, ..., 1)
+
+
+@pytest.mark.parametrize("write", [step, write_eagerly], ids=["step", "eager"])
+@pytest.mark.parametrize("name", readers())
+def test_readers_see_whole_values(name, write):
+    a, b = ref("a", (2000,)), ref("b", (2000,))
+    read, written = readers()[name], threading.Event()
+
+    def writer():
+        try:
+            repeat(N, write, a, b)()
+        finally:
+            written.set()
+
+    def reader():
+        seen = [[0], [0]]
+        while not written.is_set():
+            for values, value in zip(seen, read(a, b), strict=True):
+                elements = np.unique(np.asarray(value))
+                assert elements.size == 1, f"torn: {elements}"
+                values.append(int(elements[0]))
+        assert all(values == sorted(values) for values in seen)  # no reader goes back in time
+
+    side_by_side(writer, *[reader] * 3)
+    assert held(a) == held(b) == N
+
+
+def read_beside_steps(n):
+    """Runs in a child: what XLA prints is printed by C++ code."""
+    written, read = [ref(f"w{k}") for k in range(5)], ref("r")
+    total = refs.jit(lambda: sum(r[...].sum() for r in written))
+    add = refs.jit(lambda a, b: a.at[...].add(1 + 0 * b[...]))
+    done = threading.Event()
+
+    def write():
+        repeat(n, step, *written)()
+        repeat(n, write_eagerly, *written[:2])()
+        repeat(n, step, read)()
+        done.set()
+
+    def reader(read_once):
+        def run():
+            while not done.is_set():
+                read_once()
+
+        return run
+
+    read_eagerly = reader(lambda: (written[0][...], read[3]))
+    side_by_side(write, reader(total), read_eagerly, reader(lambda: add(written[4], read)))
+    return [held(r) for r in (*written[:4], read)]
+
+
+def test_no_reader_loses_a_race():
+    """It would try again; but XLA writes an error to stderr each time."""
+    n = times(1000, 10_000)
+    result, errors = in_child(read_beside_steps, n, and_stderr=True)
+    assert result == [2 * n, 2 * n, n, n, n]
+    assert "donated" not in errors
