@@ -79,11 +79,11 @@ def swap(ref: Any, index: Index, value: Any) -> jax.Array:
 
 
 def _read(ref: Any, kernel: Callable[..., jax.Array], operands: Any) -> jax.Array:
+    if not is_ours(ref):
+        return kernel(buffer_of(ref), operands)
     attempt = 0
     buffer: Any = None
     while True:
-        if not is_ours(ref):
-            return kernel(buffer_of(ref), operands)
         store, index = ref._store, ref._index
         box, looking = store.box, (store.readers,)
         store.readers += (None,)
@@ -225,7 +225,9 @@ def _small(number: int) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def _skeleton(shape: tuple[int, ...], kinds: tuple[Any, ...]) -> Index:
+def skeleton_of(shape: tuple[int, ...], kinds: tuple[Any, ...]) -> Index:
+    """The static part of an index: of these kinds, see `_locate`, or of the whole, without any."""
+
     def like(kind: Any) -> Any:
         match kind:
             case None:
@@ -242,7 +244,7 @@ def _skeleton(shape: tuple[int, ...], kinds: tuple[Any, ...]) -> Index:
 
 @functools.lru_cache(maxsize=4096)
 def _quick_reader(shape: tuple[int, ...], kinds: tuple[Any, ...]) -> Callable[..., jax.Array]:
-    skeleton = _skeleton(shape, kinds)
+    skeleton = skeleton_of(shape, kinds)
 
     def read_kernel(x: jax.Array, numbers: Any) -> jax.Array:
         part = skeleton.join(list(numbers)).read(x)
@@ -255,7 +257,7 @@ def _quick_reader(shape: tuple[int, ...], kinds: tuple[Any, ...]) -> Callable[..
 def _quick_updater(
     method: str, shape: tuple[int, ...], kinds: tuple[Any, ...]
 ) -> tuple[Callable[..., jax.Array], tuple[int, ...]]:
-    skeleton = _skeleton(shape, kinds)
+    skeleton = skeleton_of(shape, kinds)
 
     def update_kernel(x: jax.Array, numbers: Any, value: Any) -> jax.Array:
         value = fit(value, skeleton.result_shape, x.dtype)

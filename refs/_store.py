@@ -49,8 +49,8 @@ class Store:
 
     Who reads a buffer gives it to XLA while it is still in the box. Meanwhile `readers` has an item
     for it: a buffer that was donated in between would be an error, which XLA also prints. Whoever
-    has taken the buffers then puts them back, or waits until the readers have gone. They wait for
-    nothing, and no new ones come: the box is empty.
+    has taken the buffers waits until the readers have gone (`are_left`). They wait for nothing, and
+    no new ones come: the box is empty.
     """
 
     __slots__ = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from operator import getitem
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import jax
 
 from refs import _eager, _holders, _jax, _store
-from refs._eager import buffer_of, is_ours, update_native
-from refs._indexing import Index
+from refs._eager import buffer_of, is_ours, skeleton_of, update_native
 from refs._signals import without_signals
 from refs._values import fit
 
@@ -114,17 +112,12 @@ def replaced(
 
 def _copies(refs: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
     return [
-        _eager.reader(_whole(ref.shape), ref.dtype)(buffer, [])
+        _eager.reader(skeleton_of(ref.shape, ()), ref.dtype)(buffer, [])
         for ref, buffer in zip(refs, buffers, strict=True)
     ]
 
 
 def _overwritten(ref: Any, buffer: Any, value: Any) -> Any:
     """The buffer, which is donated, with a ref's new value in it."""
-    kernel = _eager.updater(ref, "set", _whole(ref.shape))
+    kernel = _eager.updater(ref, "set", skeleton_of(ref.shape, ()))
     return kernel(buffer, [], fit(value, ref.shape, ref.dtype))
-
-
-@functools.lru_cache(maxsize=4096)
-def _whole(shape: tuple[int, ...]) -> Index:
-    return Index.parse(..., shape).split()[0]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from itertools import compress
+from operator import getitem
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from refs._eager import buffer_of, is_ours, update_native
+from refs._eager import is_ours, update_native
 from refs._together import together
 from refs.callbacks._failure import Failure, raise_failure
 from refs.callbacks._host import Host
@@ -30,15 +30,17 @@ def keeps_old(keep_old: bool | None, n_bytes: int) -> bool:
 def call_now(host: Host, refs: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
     """Calls the host, at top level; the results."""
     plan = Plan.of(host, len(refs))
-    ours = [r for r in refs if is_ours(r)]
 
     def body(state: list[Any], _: Any, lists: list[Any], indices: list[Any], leave: Any) -> Any:
         calls_back = True  # noqa: F841  by which `refs._holders` knows us
         # Programs may be reading the buffers still. One that is donated them comes after those.
-        old = compress(state, map(is_ours, refs))
+        old = map(getitem, lists, indices)
         _ = [*map(list.__setitem__, lists, indices, map(_alone, old))]
-        held = {id(r): b[k] for r, b, k in zip(ours, lists, indices, strict=True)}
-        roots = [_memory(held[id(r)]) if is_ours(r) else np.array(buffer_of(r)) for r in refs]
+        mine = map(getitem, lists, indices)
+        roots = [
+            _memory(next(mine)) if is_ours(r) else np.array(x)
+            for r, x in zip(refs, state, strict=True)
+        ]
         results = _run(plan, refs, roots, operands)
         new = [root for r, root in zip(refs, roots, strict=True) if is_ours(r)]
         for buffers, k, root in zip(lists, indices, new, strict=True):

@@ -181,26 +181,24 @@ def run_apart(entry: Entry, flat: list[Any]) -> Sequence[Any]:
         held += take
     except IndexError:
         return ()  # One is empty: and nothing was taken.
-    state = operands = None
+    state: Any = ()
+    operands = constants = None
     try:
         holding = boxes
         if not (are_left(stores) and layout.fits(written, stores)):
             _ = [*put_back]
             return ()
         state = [*layout.state([*chain.from_iterable(held[: len(boxes)])])]
-        if entry.is_bare:
-            operands = ()
-        else:
-            read = entry.look(flat, looking) if entry.reads else ()
-            operands = (read,), (entry.kept_of(flat),), (entry.donated_of(flat),)
-        results += map(entry.compiled, (state,), *operands)
+        constants = entry.look(flat, looking) if entry.reads else []
+        operands = entry.operands(flat, state, constants)
+        results += map(entry.compiled, *zip(operands, strict=True))
         _ = [*put]
         _ = [*leave]
     except BaseException as error:
         _ = [*put_back]
         _ = [*leave]
         holding = looking = None
-        if not entry.may_run_again(error, written, state or (), operands):
+        if not entry.may_run_again(error, written, state, operands and [[constants]]):
             raise
         return ()
     holding = None  # noqa: F841
