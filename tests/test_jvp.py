@@ -57,6 +57,88 @@ def test_a_ref_for_a_tangent_follows_the_contents(w):
     same(out_tangent, jax.jvp(by_hand, (W, 2.0), (jnp.array([0.0, 0.0, 1.0]), 0.0))[1])
 
 
+def reads(r):
+    return r[0] * r[1]
+
+
+def leaves_alone(r):
+    return jnp.float32(4)
+
+
+def reads_in_a_loop(r):
+    return refs.fori_loop(0, 3, lambda k, total: total + r[k] ** 2, 0.0)
+
+
+def writes_a_part(r):
+    r[0] = r[1] * r[2]
+    return r[0]
+
+
+def writes_in_a_loop(r):
+    refs.fori_loop(1, 3, lambda k, _: r.at[k].multiply(r[k - 1]), None)
+    return r[2]
+
+
+def reads_closed_over(r):
+    return refs.scan(lambda total, x: (total + x * r[0], None), 0.0, r[...])[0]
+
+
+ways = pytest.mark.parametrize("way", ["op by op", "jit", "loop", "vmap", "linearize"])
+
+
+@ways
+@pytest.mark.parametrize(
+    "f",
+    [
+        reads,
+        leaves_alone,
+        reads_in_a_loop,
+        writes_a_part,
+        writes_in_a_loop,
+        reads_closed_over,
+    ],
+)
+def test_a_ref_for_a_tangent_keeps_what_nothing_is_written_to(f, way):
+    x, dx = jnp.array([2.0, 3.0, 4.0]), jnp.array([1.0, 10.0, 100.0])
+    # functionalize: (output, contents at the end).
+    (out, end), (d_out, d_end) = jax.jvp(refs.functionalize(f), (x,), (dx,))
+    r, t = refs.new_ref(x), refs.new_ref(dx)
+
+    def push(r, t):
+        return refs.jvp(f, (r,), (t,))
+
+    if way == "op by op":
+        got = push(r, t)
+    elif way == "jit":
+        got = refs.jit(push)(r, t)
+    elif way == "linearize":
+        out_, f_jvp = refs.linearize(f, r)
+        got = out_, f_jvp(t)
+    elif way == "loop":
+        got = refs.scan(lambda _, k: (None, push(r, t)), None, jnp.arange(1))[1]
+        got = jax.tree.map(lambda x: x[0], got)
+    else:
+        r, t = refs.new_ref(x[:, None]), refs.new_ref(dx[:, None])
+        got = refs.vmap(push, in_axes=1)(r, t)
+        got = jax.tree.map(lambda x: x[0], got)
+    jax.tree.map(same, got, (out, d_out))
+    same(r[...].ravel(), end)
+    same(t[...].ravel(), d_end)
+
+
+def test_lanes_share_a_ref_for_a_tangent_that_nothing_is_written_to(w):
+    t = refs.new_ref(jnp.ones(3))
+    _, got = refs.vmap(lambda x: refs.jvp(lambda w, x: (w[...] * x).sum(), (w, x), (t, x)))(W)
+    same(got, 9 * W)
+    same(t[...], 1)
+
+
+def test_the_tangent_of_a_view_of_what_is_only_read(w):
+    t = refs.new_ref(jnp.array([5.0, 7.0]))
+    same(refs.jvp(lambda v: v[0] * 2, (w.at[1:],), (t,))[1], 10)
+    same(t[...], [5, 7])
+
+
 def test_linearize(w, n):
     def f(w, x):
         n[...] += 1

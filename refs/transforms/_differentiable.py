@@ -305,12 +305,20 @@ class Differentiable:
         """
         return (run if self.has_backward_effects else in_transaction)(fun, refs, arrays)
 
-    def contents(self, rest: Any) -> list[Any]:
-        """The final contents of the refs that are variables."""
+    def with_contents(self, values: Sequence[Any]) -> tuple[Any, Any]:
+        """`self(values)`, with the final contents of the variables that it writes as outputs.
+
+        They are a dictionary, by the number of the ref. Of the others, nothing has become.
+        """
+        out, rest = self(values)
         _, state, _ = rest
-        known = {s.argument: v for s, v in zip(self._t.written, state, strict=True)}
-        known = {**dict(enumerate(self.values[len(self.inputs.arrays) :])), **known}
-        return [known[k] for k in range(self.inputs.n_refs)]
+        n_refs = self.inputs.n_refs
+        final = {
+            slot.argument: value
+            for slot, value in zip(self._t.written, state, strict=True)
+            if slot.argument is not None and slot.argument < n_refs
+        }
+        return (out, final), rest
 
     def outputs(self, arrays: Sequence[Any]) -> Any:
         """The function's output, from one item for each array in it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
       primals: a sequence of arrays, refs, views and pytrees of them.
       tangents: one for each of the primals, of the same structure. At the place of a ref or view
         stands an array of the same shape, or for a ref another ref: it holds the tangent of the
-        ref's contents at entry, and gets that of its contents at the end.
+        ref's contents at entry, and gets that of its contents at the end, if `fun` writes it.
       has_aux: whether `fun` returns a pair, of which the second is auxiliary data.
 
     Returns:
@@ -42,32 +42,17 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
             f"{type(primals).__name__} and a {type(tangents).__name__}"
         )
     inputs = Inputs.of("jvp", tuple(range(len(primals))), tuple(primals), {})
-    directions = inputs.flatten("jvp", tuple(tangents))
-    ends = [x for x in directions if is_ref(x)]
-    if len(unique(ends).items) < len(ends):
-        [twice, *_] = [x for k, x in enumerate(ends) if any(x is y for y in ends[:k])]
-        raise RefValueError(
-            f"jvp: {describe(twice)} stands for the tangents of two primals, and can get only one "
-            "of them in the end: give each a ref of its own"
-        )
+    directions = _directions("jvp", inputs, tuple(tangents))
 
     def inside(inputs: Inputs) -> Any:
         f = Differentiable("jvp", fun, inputs, has_aux)
 
-        def with_contents(values: Any) -> Any:
-            out, rest = f(values)
-            return (out, f.contents(rest)), rest
-
         def pushed(values: list[Any]) -> Any:
             tangents = inputs.gather("jvp", directions, values)
-            return jax.jvp(with_contents, (values,), (tangents,), has_aux=True)
+            return jax.jvp(f.with_contents, (values,), (tangents,), has_aux=True)
 
         (out, _), (tangents_out, final), aux = f.run(pushed)
-        for variable, direction in zip(inputs.variables, directions, strict=True):
-            if is_ref(direction):
-                tangent = final[variable.position - len(inputs.arrays)]
-                view = variable.view
-                set(direction, ..., tangent if view is None else part_of(tangent, view))
+        _follow(inputs, directions, final)
         both = f.outputs(out), f.outputs(tangents_out)
         return (*both, aux) if has_aux else both
 
@@ -84,7 +69,8 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
       has_aux: whether `fun` returns a pair, of which the second is auxiliary data.
 
     Returns:
-      `(output, f_jvp)`, or `(output, f_jvp, aux)`: `f_jvp(*tangents)` is the output's tangent.
+      `(output, f_jvp)`, or `(output, f_jvp, aux)`: `f_jvp(*tangents)` is the output's tangent. It
+      takes what `refs.jvp` takes for tangents, and does to refs what that does.
 
     Raises:
       RefValueError: if a ref is a variable twice; from `f_jvp`, if the tangents' structure is not
@@ -102,12 +88,41 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     """
     inputs = Inputs.of("linearize", tuple(range(len(primals))), primals, {})
     f = Differentiable("linearize", fun, inputs, has_aux)
-    out, native, values, aux = f.run(
-        lambda values: (*(found := jax.linearize(f, values, has_aux=True))[:2], values, found[2])
+    (out, _), native, values, aux = f.run(
+        lambda values: (
+            *(found := jax.linearize(f.with_contents, values, has_aux=True))[:2],
+            values,
+            found[2],
+        )
     )
 
     def f_jvp(*tangents: Any) -> Any:
-        directions = inputs.flatten("linearize", tangents)
-        return f.outputs(native(inputs.gather("linearize", directions, values)))
+        directions = _directions("linearize", inputs, tangents)
+        tangents_out, final = native(inputs.gather("linearize", directions, values))
+        _follow(inputs, directions, final)
+        return f.outputs(tangents_out)
 
     return (f.outputs(out), f_jvp, aux) if has_aux else (f.outputs(out), f_jvp)
+
+
+def _directions(doing: str, inputs: Inputs, tangents: tuple[Any, ...]) -> list[Any]:
+    """What was given for each variable: an array, or a ref that holds one, and no ref twice."""
+    directions = inputs.flatten(doing, tangents)
+    ends = [x for x in directions if is_ref(x)]
+    if len(unique(ends).items) < len(ends):
+        [twice, *_] = [x for k, x in enumerate(ends) if any(x is y for y in ends[:k])]
+        raise RefValueError(
+            f"{doing}: {describe(twice)} stands for the tangents of two primals, and can get only "
+            "one of them in the end: give each a ref of its own"
+        )
+    return directions
+
+
+def _follow(inputs: Inputs, directions: Sequence[Any], final: dict[int, Any]) -> None:
+    """Gives the refs among `directions` the tangents of what `fun` has left in those it writes."""
+    for variable, direction in zip(inputs.variables, directions, strict=True):
+        number = variable.position - len(inputs.arrays)
+        if is_ref(direction) and number in final:
+            tangent = final[number]
+            view = variable.view
+            set(direction, ..., tangent if view is None else part_of(tangent, view))
