@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -299,6 +300,20 @@ def register_call_lowering(primitive: Any, rewrite: Callable[[Any, bool], Any]) 
         return mlir.core_call_lowering(ctx, *args, name=primitive.name, call_jaxpr=closed)
 
     mlir.register_lowering(primitive, lower)
+
+
+def register_call_to_lojax(primitive: Any) -> None:
+    """Lowers the "hi" primitives and types in the `jaxpr` of a primitive, where JAX wants that."""
+
+    def to_lojax(*args: Any, jaxpr: Any) -> list[Any]:
+        lowered = _partial_eval.lower_jaxpr2(jaxpr)
+        low_args = [
+            x for aval, arg in zip(jaxpr.in_avals, args, strict=True) for x in aval.lower_val(arg)
+        ]
+        out = iter(primitive.bind(*lowered.consts, *low_args, jaxpr=without_constants(lowered)))
+        return [t.raise_val(*itertools.islice(out, len(t.lo_ty()))) for t in jaxpr.out_avals]
+
+    primitive.to_lojax = to_lojax
 
 
 def without_constants(closed: Any) -> Any:

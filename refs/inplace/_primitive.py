@@ -45,4 +45,5 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Any) -> Any:
 
 ad.primitive_jvps[in_place_p] = _jvp
 _jax.register_call_batching(in_place_p)
+_jax.register_call_to_lojax(in_place_p)
 _jax.register_call_lowering(in_place_p, rewrite)
