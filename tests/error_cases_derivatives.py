@@ -72,7 +72,7 @@ def a_ref_that_is_two_variables(r, i):
 
 @raises(
     errors.RefTypeError,
-    "grad with has_aux of a function that returns a int: it must return a pair, (output, "
+    "grad with has_aux of a function that returns an array: it must return a pair, (output, "
     "auxiliary data)",
 )
 def auxiliary_data_that_is_missing(r, i):

@@ -18,6 +18,7 @@ from jax._src import (
     custom_derivatives,
     debugging,
     source_info_util,
+    tree_util,
 )
 from jax._src import xla_metadata as _xla_metadata
 from jax._src.ad_checkpoint import remat_p as remat_p
@@ -314,6 +315,18 @@ def register_call_to_lojax(primitive: Any) -> None:
         return [t.raise_val(*itertools.islice(out, len(t.lo_ty()))) for t in jaxpr.out_avals]
 
     primitive.to_lojax = to_lojax
+
+
+def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:
+    """One item of a pytree prefix for each leaf of a structure; None is an item.
+
+    No pytree is made: a user's class may refuse what isn't its contents.
+
+    Raises:
+      ValueError: if it is no prefix of the structure.
+    """
+    items, structure = tree_util.none_leaf_registry.flatten(prefix)
+    return tree_util.broadcast_flattened_prefix_with_treedef(items, structure, tree)
 
 
 def without_constants(closed: Any) -> Any:

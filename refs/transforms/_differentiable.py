@@ -224,17 +224,12 @@ class Differentiable:
         check: Callable[[Any], None] = lambda x: None,
     ):
         self.doing, self.inputs, self._check = doing, inputs, check
+        if has_aux:
+            fun = _returning_pair(doing, fun)
         self._t = Transaction.of(fun, inputs.refs, inputs.arrays, inputs.rebuild)
-        traced = self._t.traced
-        numbered = jax.tree.unflatten(traced.out_tree, range(traced.out_tree.num_leaves))
-        if has_aux and not (isinstance(numbered, tuple) and len(numbered) == 2):
-            raise RefTypeError(
-                f"{doing} with has_aux of a function that returns a "
-                f"{type(numbered).__name__}: it must return a pair, (output, auxiliary data)"
-            )
-        self.has_aux = has_aux
-        out, self._aux = numbered if has_aux else (numbered, None)
-        places, self.out_tree = jax.tree.flatten(out)
+        traced, self.has_aux = self._t.traced, has_aux
+        self.out_tree = traced.out_tree.children()[0] if has_aux else traced.out_tree
+        places = range(self.out_tree.num_leaves)
         for k in places:
             if traced.out_leaves[k] is not None:
                 raise RefEscapeError(
@@ -323,6 +318,24 @@ class Differentiable:
     def outputs(self, arrays: Sequence[Any]) -> Any:
         """The function's output, from one item for each array in it."""
         return jax.tree.unflatten(self.out_tree, arrays)
+
+
+def _returning_pair(doing: str, fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun`, whose result must be a pair."""
+
+    @functools.wraps(fun)
+    def checked(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        result = fun(*args, **kwargs)
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            what = "an array" if isinstance(result, jax.Array) else f"a {type(result).__name__}"
+            raise RefTypeError(
+                f"{doing} with has_aux of a function that returns {what}: it must return a pair, "
+                "(output, auxiliary data)"
+            )
+        output, aux = result
+        return output, aux
+
+    return checked
 
 
 def _described(marker: Any, inputs: Inputs) -> str:

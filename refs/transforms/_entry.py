@@ -14,7 +14,7 @@ from refs._ref import Ref
 from refs._store import get_token, look_at_all, picker
 from refs._tracing import Call, adopt, ref_type, result_of
 from refs.callbacks._held import calls_host, uncopied
-from refs.transforms._signature import NO_STATIC, Static, broadcast_prefix
+from refs.transforms._signature import NO_STATIC, Static
 from refs.transforms._transaction import Transaction, links_of
 from refs.transforms.in_place import call_in_place
 
@@ -216,13 +216,13 @@ class Entry:
         t = self.transaction
         found: dict[str, Any] = {}
         if options.in_shardings is not None:
-            flat = broadcast_prefix(options.in_shardings, call.tree)
+            flat = _jax.broadcast_prefix(options.in_shardings, call.tree)
             if not self.is_bare:
                 found["in_shardings"] = (None, None, self.kept_of(flat), self.donated_of(flat))
         state = [sharding_of(r) for r in t.refs(t.written, call.refs)]
         shardings = state if any(s is not None for s in state) else None
         if options.out_shardings is not None:
-            flat = broadcast_prefix(options.out_shardings, t.traced.out_tree)
+            flat = _jax.broadcast_prefix(options.out_shardings, t.traced.out_tree)
             arrays = [s for s, m in zip(flat, t.traced.out_leaves, strict=True) if m is None]
             found["out_shardings"] = (shardings, (arrays, None))
         elif shardings is not None:

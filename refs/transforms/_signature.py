@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from refs import _jax
 from refs._access import describe
 from refs._tracing import is_ref
 from refs._view import RefView, is_view
@@ -115,22 +116,12 @@ class Static(NamedTuple):
 NO_STATIC = Static((), (), ())
 
 
-def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:
-    """One item of a pytree prefix for each leaf of a structure; None is an item."""
-    marked = jax.tree.map(
-        lambda x: _Nothing if x is None else x, prefix, is_leaf=lambda x: x is None
-    )
-    # Not None, which is no leaf.
-    full = jax.tree.unflatten(tree, [Ellipsis] * tree.num_leaves)
-    return [None if x is _Nothing else x for x in jax.tree.leaves(jax.tree.broadcast(marked, full))]
-
-
 def per_leaf(prefix: Any, tree: Any) -> tuple[list[Any], list[tuple[RefView, Any]]]:
     """One item of a pytree prefix for each leaf of a tree, and the views in it with theirs."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_view)
     items: list[Any] = []
     of_views: list[tuple[RefView, Any]] = []
-    for leaf, item in zip(leaves, broadcast_prefix(prefix, structure), strict=True):
+    for leaf, item in zip(leaves, _jax.broadcast_prefix(prefix, structure), strict=True):
         if is_view(leaf):
             of_views.append((leaf, item))
         items += [item] * (len(jax.tree.leaves(leaf)) if is_view(leaf) else 1)
@@ -152,7 +143,3 @@ def without_views(where: str, fun: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return checked
-
-
-class _Nothing:
-    """Stands for None, which is a structure of its own."""

@@ -39,7 +39,6 @@ from refs.discharge._cells import Cell
 from refs.discharge._interpreter import Context
 from refs.discharge._program import Program
 from refs.errors import RefValueError
-from refs.transforms._signature import broadcast_prefix
 from refs.transforms.in_place import in_place
 
 
@@ -218,7 +217,7 @@ class Transaction:
 
     def per_result(self, prefix: Any) -> tuple[list[Any], list[Any]]:
         """Of a prefix of the result: what belongs to its arrays, and to its new refs."""
-        items = broadcast_prefix(prefix, self.traced.out_tree)
+        items = _jax.broadcast_prefix(prefix, self.traced.out_tree)
         markers = self.traced.out_leaves
         arrays = [x for x, m in zip(items, markers, strict=True) if m is None]
         made: dict[int, Any] = {}

@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 
+from refs import _jax
 from refs._tracing import Call
 from refs.transforms._nested import call_over_arrays
-from refs.transforms._signature import Choice, broadcast_prefix
+from refs.transforms._signature import Choice
 from refs.transforms._transaction import in_transaction
 
 
@@ -55,7 +56,7 @@ def checkpoint(
         flags: Any = prevent_cse
         if not isinstance(flags, bool):
             kept = [f for k, f in enumerate(flags) if k not in choice.positions(args)]
-            each = broadcast_prefix((tuple(kept), True), call.tree)
+            each = _jax.broadcast_prefix((tuple(kept), True), call.tree)
             flags = ([f for f, k in zip(each, call.ref_places, strict=True) if k is None],)
 
         def inside(refs: list[Any], leaves: list[Any]) -> Any:
