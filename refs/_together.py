@@ -11,6 +11,7 @@ import jax
 from refs import _eager, _holders, _jax, _store
 from refs._eager import buffer_of, is_ours, skeleton_of, update_native
 from refs._signals import without_signals
+from refs._store import get_store
 from refs._values import fit
 
 
@@ -38,8 +39,9 @@ def together(
     def run(lists: list[Any], indices: list[Any]) -> Any:
         looking: Any = []
         leave = map(list.pop, looking)
+        held = dict(zip(map(get_store, ours), lists, strict=True))
         try:
-            mine, others = map(getitem, lists, indices), iter(look(looking))
+            mine, others = map(getitem, lists, indices), iter(look(held, looking))
             state = [next(mine) if is_ours(r) else buffer_of(r) for r in written]
             constants = [next(others) if is_ours(r) else buffer_of(r) for r in read]
             if any(buffer is None for buffer in (*state, *constants)):
@@ -49,13 +51,17 @@ def together(
             _ = [*leave]
             looking = None
 
-    def look(looking: list[Any]) -> list[Any]:
+    def look(held: dict[Any, list[Any]], looking: list[Any]) -> list[Any]:
+        # What shares a store with what is written is taken with it, and nobody moves it.
+        elsewhere = [r for r in ours_read if r._store not in held]
         try:
             if may_call_back:
-                return _store.peek_all(ours_read)
-            return _store.look_at_all(ours_read, looking)
+                found = iter(_store.peek_all(elsewhere))
+            else:
+                found = iter(_store.look_at_all(elsewhere, looking))
         except IndexError:
             return [None] * len(ours_read)  # Another thread's call has one.
+        return [held[r._store][r._index] if r._store in held else next(found) for r in ours_read]
 
     attempt = 0
     while True:
@@ -63,6 +69,11 @@ def together(
         if found is not None:
             return found
         attempt = _store.wait(attempt, ours + ours_read)
+
+
+def alone(written: Sequence[Any]) -> None:
+    """Parts refs from others that share their stores: callbacks may use those meanwhile."""
+    _store.gather([*filter(is_ours, written)])
 
 
 def replaced(
@@ -76,6 +87,9 @@ def replaced(
     `body` is given copies, and gives `(new state, rest)`: it may be run op by op, and use what it
     is given as it likes. The refs get all of it or nothing.
     """
+
+    if may_call_back:
+        alone(written)
 
     def run(
         state: list[Any], constants: list[Any], lists: list[Any], indices: list[Any], leave: Any

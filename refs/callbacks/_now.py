@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs._eager import is_ours, update_native
-from refs._together import together
+from refs._together import alone, together
 from refs.callbacks._failure import Failure, raise_failure
 from refs.callbacks._host import Host
 from refs.callbacks._run import Plan
@@ -48,6 +48,7 @@ def call_now(host: Host, refs: Sequence[Any], operands: Sequence[Any]) -> list[A
                 buffers[k] = jax.device_put(root, buffers[k].sharding)
         return results, roots
 
+    alone(refs)
     results, roots = together(refs, [], body, may_call_back=True)
     for ref, root in zip(refs, roots, strict=True):
         if not is_ours(ref):

@@ -23,7 +23,7 @@ from refs import _holders, _jax, _store
 from refs._eager import is_ours, update_native
 from refs._signals import without_signals
 from refs._store import Store, are_left, first, get_box, get_store, get_token
-from refs._together import together
+from refs._together import alone, together
 from refs.callbacks._failure import failure_of, raise_failure
 from refs.transforms._entry import Entry, OtherRefs, OtherTypes
 
@@ -272,7 +272,7 @@ def run_carefully(
     try:
         if entry.can_fail and read:
             _holders.reading[key] = read
-        _store.gather([*filter(is_ours, written)])
+        alone(written)
         _, rest = together(written, read, run, entry.can_fail)
         entry.is_warm = entry.is_warm or compiled is entry.compiled
         return entry.result(rest, flat)
