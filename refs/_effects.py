@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import jax
 import numpy as np
 
 from refs import _jax
@@ -224,8 +225,8 @@ def _accumulations(jaxpr: Any, uses: Counter[Any], names: Names) -> set[int]:
     That is: what get reads is used by one addition (or is what is subtracted from), whose result
     is used by one swap of the same part of the same ref, whose old value nobody uses, and nothing
     touches the ref in between. What NumPy's indices do to the order and shape of what was read may
-    come before the addition, and be undone after it. Integer arrays may name an element twice,
-    where NumPy's `+=` adds once: not an accumulation.
+    come before the addition, and be undone after it. Where integer arrays may name an element
+    twice, NumPy's `+=` adds once: not an accumulation.
     """
     reads: dict[Any, _Read] = {}  # what get gave, and what was made of it
     found: set[int] = set()
@@ -235,7 +236,7 @@ def _accumulations(jaxpr: Any, uses: Counter[Any], names: Names) -> set[int]:
             del reads[value]
 
     for eqn in jaxpr.eqns:
-        if eqn.primitive is _jax.get_p and uses[eqn.outvars[0]] == 1 and not _has_arrays(eqn):
+        if eqn.primitive is _jax.get_p and uses[eqn.outvars[0]] == 1 and _is_distinct(eqn):
             forget(names.var(eqn.invars[0]))
             reads[eqn.outvars[0]] = _Read(eqn)
             continue
@@ -258,7 +259,7 @@ def _accumulations(jaxpr: Any, uses: Counter[Any], names: Names) -> set[int]:
             read = None if isinstance(value, _jax.Literal) else reads.pop(value, None)
             if read is not None and read.is_added and not read.moves:
                 one, other = (names.var(e.invars[0]) for e in (read.get, eqn))
-                if one == other and _same_part(read.get, eqn):
+                if one == other and _same_part(jaxpr, read.get, eqn):
                     found |= {id(read.get), id(eqn)}
         for v in eqn.invars:
             if _is_ref_var(v):
@@ -304,16 +305,50 @@ class _Read(NamedTuple):
         return None
 
 
-def _has_arrays(get: Any) -> bool:
-    return any(v.aval.shape for v in get.invars[1:])
+def _is_distinct(get: Any) -> bool:
+    """True if a get can't name an element twice."""
+    return all(
+        isinstance(indexer, _jax.DistinctIndexer)
+        or not any(v.aval.shape for v in jax.tree.leaves(indexer))
+        for indexer in jax.tree.unflatten(get.params["tree"], get.invars[1:])
+    )
 
 
-def _same_part(get: Any, swap: Any) -> bool:
+def _same_part(jaxpr: Any, get: Any, swap: Any) -> bool:
     atoms = zip(get.invars[1:], swap.invars[2:], strict=False)
-    return get.params["tree"] == swap.params["tree"] and all(_same_atom(a, b) for a, b in atoms)
+    return get.params["tree"] == swap.params["tree"] and all(
+        _same_value(jaxpr, a, b) for a, b in atoms
+    )
 
 
-def _same_atom(a: Any, b: Any) -> bool:
-    if isinstance(a, _jax.Literal) and isinstance(b, _jax.Literal):
-        return bool(a.val == b.val)
-    return a is b
+def _same_value(jaxpr: Any, a: Any, b: Any) -> bool:
+    """True for one variable, and for two that the same was done to the same for.
+
+    An index, `v[...] += x` of a view for instance, is computed for the reading and once more for
+    the writing.
+    """
+    if isinstance(a, _jax.Literal) or isinstance(b, _jax.Literal):
+        both = isinstance(a, _jax.Literal) and isinstance(b, _jax.Literal)
+        return both and np.array_equal(a.val, b.val)
+    if a is b:
+        return True
+    one, other = (_makers(jaxpr).get(v) for v in (a, b))
+    return (
+        one is not None
+        and other is not None
+        and one.primitive is other.primitive
+        and one.params == other.params
+        and not one.effects
+        and one.outvars.index(a) == other.outvars.index(b)
+        and all(_same_value(jaxpr, x, y) for x, y in zip(one.invars, other.invars, strict=True))
+    )
+
+
+def _makers(jaxpr: Any) -> dict[Any, Any]:
+    """The equation that each variable comes from."""
+    if jaxpr not in _made_by:
+        _made_by[jaxpr] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    return _made_by[jaxpr]
+
+
+_made_by: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +54,38 @@ def is_array(entry: Any) -> bool:
         and not is_static(entry)
         and np.ndim(entry) > 0
     )
+
+
+def is_constant(entry: Any) -> bool:
+    """True for an array whose contents are known, here and now."""
+    return isinstance(entry, np.ndarray) or (
+        isinstance(entry, _jax.ArrayImpl) and entry.is_fully_addressable
+    )
+
+
+def are_distinct(constants: list[tuple[np.ndarray, int]]) -> bool:
+    """True if index arrays, each for an axis of a size, name no element twice together."""
+    if not constants:
+        return False
+    arrays, sizes = zip(*constants, strict=True)
+    if 0 in sizes:
+        return True
+    # What is out of bounds is moved into them, where it may be taken for another one.
+    places = np.ravel_multi_index(arrays, sizes, mode="wrap")
+    return len(np.unique(places)) == places.size
+
+
+def shared(entry: Any) -> Any:
+    """The one array for a constant's contents: a trace knows it again by its identity.
+
+    `r[[2, 1]] += x` makes an array of the list twice, when it reads and when it writes.
+    """
+    if not isinstance(entry, np.ndarray):
+        return entry
+    return _shared.setdefault((entry.shape, entry.dtype.str, entry.tobytes()), entry)
+
+
+_shared: WeakValueDictionary[Any, np.ndarray] = WeakValueDictionary()
 
 
 def as_tuple(idx: Any) -> tuple[Any, ...]:
@@ -144,7 +177,7 @@ def _bound(entry: Any, axis: int, n: int) -> Any:
             raise RefIndexError(
                 f"boolean mask of shape {entry.shape} does not match axis {axis} of size {n}"
             )
-        return entry.indices.astype(np.int32)
+        return narrow(entry.indices, n)
     if isinstance(entry, _jax.Slice):
         if not is_static(entry.size):
             raise RefTypeError("the size in jax.ds(start, size) must be a Python integer")
@@ -160,7 +193,26 @@ def _bound(entry: Any, axis: int, n: int) -> Any:
         if not -n <= entry < n:
             raise RefIndexError(f"index {entry} is out of bounds for axis {axis} of size {n}")
         return int(entry) % n
-    return entry
+    return narrow(entry, n) if isinstance(entry, np.ndarray) else entry
+
+
+def narrow(i: Any, n: int) -> Any:
+    """An index array or scalar for an axis of size `n` in the type that places are computed in.
+
+    What that can't hold is out of bounds, and stays so.
+    """
+    dtype = np.dtype(np.int32)
+    if n > np.iinfo(dtype).max and jax.config.jax_enable_x64:
+        dtype = np.dtype(np.int64)
+    if i.dtype == dtype:
+        return i
+    limits, own = np.iinfo(dtype), jnp.iinfo(i.dtype)
+    of = np if isinstance(i, np.ndarray) else jnp
+    if limits.max < own.max:
+        i = of.minimum(i, i.dtype.type(limits.max))
+    if own.min < limits.min:
+        i = of.maximum(i, i.dtype.type(limits.min))
+    return i.astype(dtype)
 
 
 def _bound_slice(entry: slice, n: int) -> Any:

@@ -29,10 +29,13 @@ from refs._index_syntax import (
     NewAxis,
     Reversed,
     Span,
+    are_distinct,
     bounded,
     expand,
     is_array,
+    is_constant,
     is_static,
+    shared,
 )
 from refs._values import fit
 from refs.errors import RefIndexError
@@ -162,13 +165,19 @@ class Index(NamedTuple):
     def indexer(self) -> _jax.NDIndexer:
         """JAX's indexer for `dims`."""
         int_shape = _int_shape(self.dims)
-        indices = [
+        indices = tuple(
             _jax.Slice(d.start, d.size, d.step)
             if isinstance(d, Span)
-            else _operand(_broadcast_index(d, int_shape))
+            else shared(_operand(_broadcast_index(d, int_shape)))
             for d in self.dims
+        )
+        constants = [
+            (np.asarray(i), n)
+            for i, n in zip(indices, self.shape, strict=True)
+            if np.ndim(i) and is_constant(i)
         ]
-        return _jax.NDIndexer(tuple(indices), self.shape, int_shape)
+        kind: Any = _jax.DistinctIndexer if are_distinct(constants) else _jax.NDIndexer
+        return kind(indices, self.shape, int_shape)
 
     # -- the value after the indexer, and back --------------------------------------------------
 

@@ -14,7 +14,8 @@ from tests.error_case import X, raises
     errors.RefValueError,
     "vmap: lane-dependent write to ref `r` (created at FILE:N) at FILE:N: all lanes share"
     " it, so after the map it would depend on the order of the 3 lanes. Map it "
-    "(`in_axes`), only accumulate into it (`ref[...] += …`), or loop (`refs.scan`)",
+    "(`in_axes`), only accumulate into it (`ref[...] += …`, at an index array "
+    "`ref.at[i].add(…)`), or loop (`refs.scan`)",
 )
 def lanes_that_write_what_they_share(r, i):
     def lane(x):
@@ -27,7 +28,8 @@ def lanes_that_write_what_they_share(r, i):
     errors.RefValueError,
     "vmap: use of what other lanes write to ref `i` (created at FILE:N) at FILE:N: all "
     "lanes share it, so after the map it would depend on the order of the 3 lanes. Map it"
-    " (`in_axes`), only accumulate into it (`ref[...] += …`), or loop (`refs.scan`)",
+    " (`in_axes`), only accumulate into it (`ref[...] += …`, at an index array "
+    "`ref.at[i].add(…)`), or loop (`refs.scan`)",
 )
 def lanes_that_read_what_they_accumulate(r, i):
     def lane(x):
@@ -41,7 +43,8 @@ def lanes_that_read_what_they_accumulate(r, i):
     errors.RefValueError,
     "vmap: use of what other lanes write to ref `r` (created at FILE:N) at FILE:N: all "
     "lanes share it, so after the map it would depend on the order of the 3 lanes. Map it"
-    " (`in_axes`), only accumulate into it (`ref[...] += …`), or loop (`refs.scan`)",
+    " (`in_axes`), only accumulate into it (`ref[...] += …`, at an index array "
+    "`ref.at[i].add(…)`), or loop (`refs.scan`)",
 )
 def lanes_that_overwrite_and_accumulate(r, i):
     def lane(x):
@@ -55,7 +58,8 @@ def lanes_that_overwrite_and_accumulate(r, i):
     errors.RefValueError,
     "vmap: use of what other lanes write to a ref at FILE:N: all lanes share it, so after"
     " the map it would depend on the order of the 3 lanes. Map it (`in_axes`), only "
-    "accumulate into it (`ref[...] += …`), or loop (`refs.scan`)",
+    "accumulate into it (`ref[...] += …`, at an index array "
+    "`ref.at[i].add(…)`), or loop (`refs.scan`)",
 )
 def lanes_that_swap_a_nameless_ref(r, i):
     nameless = jax.new_ref(jnp.zeros(3))

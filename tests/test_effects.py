@@ -192,10 +192,6 @@ def integer_array_index(r, x):
     r[jnp.array([0, 0])] += x
 
 
-def numpy_array_index(r, x):
-    r[np.array([0, 1])] += x
-
-
 def subtracted_from_something(r, x):
     r[0] = x - r[0]
 
@@ -237,7 +233,6 @@ NOT_ACCUMULATING = [
     written_in_between_by_a_branch,
     read_in_the_added_value,
     integer_array_index,
-    numpy_array_index,
     subtracted_from_something,
     multiplied,
     multiplied_and_added,

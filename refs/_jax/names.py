@@ -258,6 +258,13 @@ def register_abstract_argument(spec: type, aval_of: Callable[[Any], Any]) -> Non
     core.pytype_aval_mappings[spec] = aval_of
 
 
+@jax.tree_util.register_pytree_node_class
+class DistinctIndexer(NDIndexer):
+    """JAX's indexer, where the constants in it tell that it names no element twice."""
+
+    __slots__ = ()
+
+
 def def_effectful_abstract_eval(primitive: Any) -> Callable[..., Any]:
     """Registers the types of a primitive's outputs, and the effects that it has."""
     return primitive.def_effectful_abstract_eval

@@ -212,7 +212,8 @@ class Variance:
         raise RefValueError(
             f"vmap: {what} {named} at {_jax.user_line(eqn)}: all lanes share it, so after the map "
             f"it would depend on the order of the {self._size} lanes. Map it (`in_axes`), only "
-            "accumulate into it (`ref[...] += …`), or loop (`refs.scan`)"
+            "accumulate into it (`ref[...] += …`, at an index array `ref.at[i].add(…)`), or loop "
+            "(`refs.scan`)"
         )
 
     # -- control flow -----------------------------------------------------------------------------
