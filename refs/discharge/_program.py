@@ -65,13 +65,26 @@ class Program(NamedTuple):
         """What belongs to each of `refs`, by the identity of each of its names."""
         return {ref: items[k] for ref, k in self.position.items()}
 
-    def run(self, ctx: Context, ref_cells: Sequence[Cell], inputs: Sequence[Any]) -> list[Any]:
-        """Interprets the program: a cell for each of `refs`, values and cells for the inputs."""
+    @property
+    def arrays(self) -> list[Any]:
+        """The other constants."""
+        consts = zip(self.jaxpr.consts, self.const_refs, strict=True)
+        return [c for c, k in consts if k is None]
+
+    def run(
+        self,
+        ctx: Context,
+        ref_cells: Sequence[Cell],
+        inputs: Sequence[Any],
+        arrays: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        """Interprets the program: a cell for each of `refs`, values and cells for the inputs.
+
+        `arrays` stand for the other constants.
+        """
         ctx.cells = self.by_identity(ref_cells)
-        consts = [
-            c if k is None else ref_cells[k]
-            for c, k in zip(self.jaxpr.consts, self.const_refs, strict=True)
-        ]
+        rest = iter(self.arrays if arrays is None else arrays)
+        consts = [next(rest) if k is None else ref_cells[k] for k in self.const_refs]
         return ctx.eval_open(self.jaxpr.jaxpr, consts, inputs)
 
 

@@ -130,6 +130,7 @@ class Transaction:
         leaves: Sequence[Any],
         targets: Sequence[Any] | None = None,
         is_program: bool = False,
+        captured: Sequence[Any] | None = None,
     ) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
         """The pure function: (new state, (array outputs, final values of new refs)).
 
@@ -144,7 +145,8 @@ class Transaction:
             cells[slot].number = k if is_program else None
         if targets is not None:
             self.aim(cells, list(self.touch_of), targets)
-        return self.run_cells(cells, leaves, Context(differentiated=targets is not None))
+        context = Context(differentiated=targets is not None)
+        return self.run_cells(cells, leaves, context, captured)
 
     @staticmethod
     def cells(slots: Sequence[Slot], values: Sequence[Any] | None = None) -> dict[Slot, Cell]:
@@ -158,7 +160,11 @@ class Transaction:
             cells.setdefault(slot, Cell(None, slot.origin)).target = ref
 
     def run_cells(
-        self, cells: dict[Slot, Cell], leaves: Sequence[Any], context: Context
+        self,
+        cells: dict[Slot, Cell],
+        leaves: Sequence[Any],
+        context: Context,
+        captured: Sequence[Any] | None = None,
     ) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
         """`run`, on cells for the slots that are not idle."""
         cells = self.cells([s for s in self.touch_of if s not in cells]) | cells
@@ -168,6 +174,7 @@ class Transaction:
             context,
             [of_outer[k] for k in range(len(self.program.refs))],
             [*(of_argument[i] for i in range(self._n_arguments)), *leaves],
+            captured,
         )
         out = [jnp.asarray(x) for x in out]  # A constant may be a Python scalar still.
         n_arrays = len(out) - self._n_new
@@ -250,7 +257,9 @@ def run(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> 
     # XLA compiles loops in any case; on their own they wouldn't be in place.
     is_compiled = _has_loops(t.traced.jaxpr)
     call = jax.jit(in_place(t.run), donate_argnums=0) if is_compiled else t.run
-    outputs, made = t.update([], lambda state, constants: call(state, constants, arrays))
+    # What it closes over are operands, and no part of the program that is compiled.
+    given: dict[str, Any] = {"captured": t.program.arrays}
+    outputs, made = t.update([], lambda state, constants: call(state, constants, arrays, **given))
     return t.result(outputs, made, [])
 
 

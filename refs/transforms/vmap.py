@@ -116,7 +116,7 @@ def vmap(
 
 
 class _Given(NamedTuple):
-    """The arguments of a call. What is no array, and not mapped, goes to every lane as it is."""
+    """The arguments of a call. What is no ref, and not mapped, goes to every lane as it is."""
 
     call: Call  # of the other leaves, in a list
     axes: list[int | None]  # theirs
@@ -129,7 +129,7 @@ class _Given(NamedTuple):
         others = {
             k: x
             for k, (x, axis) in enumerate(zip(leaves, axes, strict=True))
-            if axis is None and not (is_ref(x) or _is_array(x))
+            if axis is None and not is_ref(x)
         }
         kept = [k for k in range(len(leaves)) if k not in others]
         call = Call.of(([leaves[k] for k in kept],), {})
@@ -145,25 +145,25 @@ class _Given(NamedTuple):
 
 
 class _Axes(NamedTuple):
-    """How the arguments of a call are mapped: None is for what all lanes share."""
+    """How the arguments of a call are mapped: None is for refs that all lanes share."""
 
     size: int
     of_refs: list[int | None]
-    of_leaves: list[int | None]
+    of_leaves: list[int]
     ref_types: list[Any]
     leaf_types: list[Any]
 
     @staticmethod
     def of(call: Call, axes: Sequence[int | None], axis_size: int | None) -> _Axes:
         of_refs: dict[int, int | None] = {}
-        of_leaves: list[int | None] = []
+        of_leaves: list[int] = []
         leaf_types: list[Any] = [_jax.shaped_abstractify(x) for x in call.leaves]
         for place, axis in zip(call.ref_places, axes, strict=True):
             if place is None:
                 of_leaves.append(_normal(axis, leaf_types[len(of_leaves)], "an argument"))
                 continue
             ref = call.refs[place]
-            axis = _normal(axis, ref, describe(ref))
+            axis = None if axis is None else _normal(axis, ref, describe(ref))
             if of_refs.setdefault(place, axis) != axis:
                 raise RefValueError(
                     f"vmap: {describe(ref)} is passed twice, mapped over axes {of_refs[place]} and "
@@ -186,7 +186,8 @@ class _Axes(NamedTuple):
             )
         [size] = sizes
         leaf_types = [
-            _lane_type(x, axis, size) for x, axis in zip(leaf_types, of_leaves, strict=True)
+            AbstractArgument(_jax.mapped_aval(size, axis, x))
+            for x, axis in zip(leaf_types, of_leaves, strict=True)
         ]
         ref_types = [
             ref_type(r) if axis is None else _jax.mapped_aval(size, axis, ref_type(r))
@@ -206,18 +207,8 @@ class _Axes(NamedTuple):
         return axis
 
 
-def _is_array(x: Any) -> bool:
-    try:
-        _jax.shaped_abstractify(x)
-    except TypeError:
-        return False
-    return True
-
-
-def _normal(axis: Any, x: Any, what: str) -> int | None:
+def _normal(axis: Any, x: Any, what: str) -> int:
     """An axis of `x`, counted from the front."""
-    if axis is None:
-        return None
     if not isinstance(axis, int):
         raise RefTypeError(
             f"vmap: in_axes has a {type(axis).__name__} for {what}: it takes integers and None"
@@ -227,10 +218,6 @@ def _normal(axis: Any, x: Any, what: str) -> int | None:
             f"vmap over axis {axis} of {what} of shape {x.shape}, which has no such axis"
         )
     return axis % x.ndim
-
-
-def _lane_type(aval: Any, axis: int | None, size: int) -> AbstractArgument:
-    return AbstractArgument(aval if axis is None else _jax.mapped_aval(size, axis, aval))
 
 
 def _leaf_axes(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -273,7 +260,7 @@ def _analyse(
         refs,
         [
             *(of_argument[i] for i in range(len(axes.of_refs))),
-            *(axis is not None for axis in axes.of_leaves),
+            *([True] * len(axes.of_leaves)),
         ],
     )
     return variance
