@@ -4,6 +4,7 @@
     python3 dev.py digits          run examples/digits.py
     python3 dev.py test            run all tests, in parallel
     python3 dev.py test -k scan    arguments go to pytest, which then gets nothing but them
+    python3 dev.py libraries       run programs of Equinox, Flax, diffrax ... over refs
     python3 dev.py lint            check style, formatting and types
     python3 dev.py docs            build the documentation into build/site
 
@@ -30,6 +31,7 @@ OLDEST = (3, 11)  # requires-python in pyproject.toml
 COMMANDS = {
     "digits": (["examples"], [["examples/digits.py"]]),
     "test": (["test"], [["-m", "pytest"]]),
+    "libraries": (["test", "libraries"], [["-m", "pytest", "tests/libraries"]]),
     "lint": (
         ["lint"],
         [["-m", "ruff", "check"], ["-m", "ruff", "format", "--check"], ["-m", "pyright"]],
@@ -55,7 +57,8 @@ def main():
     extras, runs = COMMANDS[options.command]
     if options.args and len(runs) > 1:
         parser.error(options.command + " takes no arguments")
-    args = PARALLEL if options.command == "test" and not options.args else options.args
+    has_tests = options.command in ("test", "libraries")
+    args = PARALLEL if has_tests and not options.args else options.args
     python = environment(options.venv.absolute(), extras)
     # Pyright looks for JAX beside the first `python` on PATH.
     os.environ["PATH"] = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"

@@ -11,14 +11,17 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import core, source_info_util
+from jax._src.interpreters import partial_eval as _partial_eval
 
 from refs._jax.names import ClosedJaxpr, Jaxpr
 
 
 def as_closed(jaxpr: Any) -> Any:
-    """A jaxpr with its constants."""
+    """A jaxpr with its constants. Those that it doesn't have become inputs, as on the newest JAX."""
     if ClosedJaxpr is Jaxpr or isinstance(jaxpr, ClosedJaxpr):
         return jaxpr
+    if jaxpr.constvars:
+        jaxpr = _partial_eval.convert_constvars_jaxpr(jaxpr)
     return core.ClosedJaxpr(jaxpr, ())
 
 
