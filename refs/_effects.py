@@ -117,12 +117,17 @@ def touches_under(closed: Any, names: Names) -> Touches:
 
 
 def _closed_over(closed: Any, found: Touches | None = None) -> Iterator[tuple[Any, Touch]]:
-    """The refs that a jaxpr and those inside it hold as constants."""
+    """`closed_over`, and what is done to each."""
     found = touches(closed) if found is None else found
     for const, kind in zip(closed.consts, found.consts, strict=True):
         if isinstance(const, _jax.NativeRef):
             yield const, kind
     yield from found.hidden
+
+
+def closed_over(closed: Any) -> list[Any]:
+    """The refs that a jaxpr and those inside it hold as constants."""
+    return [ref for ref, _ in _closed_over(closed)]
 
 
 def _own_touches(
@@ -155,8 +160,17 @@ def inner_calls(eqn: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
         yield _jax.as_closed(params["body_jaxpr"]), [*args[n_cond : n_cond + n_body], *carry]
     else:
         for closed in _jax.jaxprs_in(params):
-            if len(closed.jaxpr.invars) == len(args):
+            if _takes(closed, args):
                 yield closed, args
+
+
+def _takes(closed: Any, args: Sequence[Any]) -> bool:
+    """Whether a jaxpr can be run on operands: not if it has refs where they are arrays."""
+    inputs = closed.jaxpr.invars
+    return len(inputs) == len(args) and all(
+        _jax.is_ref_type(v.aval) == _jax.is_ref_type(a.aval)
+        for v, a in zip(inputs, args, strict=True)
+    )
 
 
 def holds_refs(closed: Any) -> bool:

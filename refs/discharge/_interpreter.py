@@ -21,8 +21,8 @@ from refs._effects import Touch
 from refs.callbacks._primitives import host_callback_p
 from refs.discharge._cells import Cell, Row, root
 from refs.discharge._lanes import Lanes, Sum
-from refs.discharge._registry import rule_for
-from refs.errors import MissingRuleError, RefEscapeError, RefStateError
+from refs.discharge._ours import rule_of
+from refs.errors import RefEscapeError, RefStateError
 
 
 class Frame(NamedTuple):
@@ -83,20 +83,10 @@ class Context:
 
     def eval_eqn(self, eqn: Any, args: Sequence[Any]) -> list[Any]:
         """One equation: by its rule if refs are involved, as it is otherwise."""
-        rule = rule_for(eqn.primitive)
         # In lanes that part, a callback is made for those only that come by.
-        involves_refs = _involves_refs(eqn) or (self.lanes is not None and _calls_host(eqn))
-        if not involves_refs and (rule is None or not self._may_touch_later(eqn)):
-            return _jax.bind_eqn(eqn, args)
-        if rule is None:
-            cells = [a for a in args if isinstance(a, Cell)]
-            what = cells[0].describe() if cells else "a ref made inside it"
-            raise MissingRuleError(
-                f"primitive `{eqn.primitive}` at {_jax.user_line(eqn)} takes {what}, and no "
-                "discharge rule is registered for it: read the ref before (`ref[...]`) and write "
-                "it after, or register a rule with `refs.extend.register`"
-            )
-        return rule(self, eqn, args)
+        calls_host = self.lanes is not None and _calls_host(eqn)
+        rule = rule_of(eqn, args, is_ours=calls_host or self._may_touch_later(eqn))
+        return _jax.bind_eqn(eqn, args) if rule is None else rule(self, eqn, args)
 
     def _may_touch_later(self, eqn: Any) -> bool:
         """A backward rule may close over refs of this very trace: what they are, we must tell it.
@@ -199,14 +189,6 @@ class Context:
             if not self._frames:
                 # It holds tracers, through functions that hold this context.
                 self._memo.clear()
-
-
-def _involves_refs(eqn: Any) -> bool:
-    return (
-        any(not isinstance(v, _jax.Literal) and _jax.is_ref_type(v.aval) for v in eqn.invars)
-        or any(_jax.is_ref_type(v.aval) for v in eqn.outvars)
-        or any(_effects.holds_refs(inner) for inner in _jax.jaxprs_in(eqn.params))
-    )
 
 
 def _calls_host(eqn: Any) -> bool:

@@ -1,0 +1,50 @@
+"""Which equations are ours: those that a ref of the program takes part in.
+
+It is among the operands, or closed over in a jaxpr that the equation runs. Any other equation is
+bound as it is, whatever refs of its own there are inside: those of a Pallas kernel, for instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from refs import _effects, _jax
+from refs._access import describe
+from refs.discharge._cells import Cell
+from refs.discharge._registry import Rule, rule_for
+from refs.errors import MissingRuleError
+
+
+def rule_of(eqn: Any, args: Sequence[Any], is_ours: bool) -> Rule | None:
+    """The rule that discharges an equation, or None if it is bound as it is.
+
+    A primitive that there is a rule for may make refs, and so may the jaxprs that it runs; or
+    `is_ours` says that it is concerned. Of others only the refs of the program count.
+    """
+    rule = rule_for(eqn.primitive)
+    if rule is not None:
+        return rule if is_ours or _involves_refs(eqn, args) else None
+    described = next(_taken(eqn, args), None)
+    if described is None:
+        return None
+    raise MissingRuleError(
+        f"primitive `{eqn.primitive}` at {_jax.user_line(eqn)} takes {described}, and no "
+        "discharge rule is registered for it: read the ref before (`ref[...]`) and write "
+        "it after, or register a rule with `refs.extend.register`"
+    )
+
+
+def _involves_refs(eqn: Any, args: Sequence[Any]) -> bool:
+    return (
+        any(isinstance(a, Cell) for a in args)
+        or any(_jax.is_ref_type(v.aval) for v in eqn.outvars)
+        or any(map(_effects.holds_refs, _jax.jaxprs_in(eqn.params)))
+    )
+
+
+def _taken(eqn: Any, args: Sequence[Any]) -> Iterator[str]:
+    """What messages call the refs of the program that an equation takes."""
+    yield from (a.describe() for a in args if isinstance(a, Cell))
+    for closed in _jax.jaxprs_in(eqn.params):
+        yield from map(describe, _effects.closed_over(closed))
