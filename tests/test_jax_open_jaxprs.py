@@ -12,9 +12,7 @@ import refs
 scaled_p = Primitive("scaled_with_hint")
 scaled_p.def_impl(lambda x, *, hint: 2.0 * x)
 scaled_p.def_abstract_eval(lambda x, *, hint: x)
-mlir.register_lowering(
-    scaled_p, mlir.lower_fun(lambda x, *, hint: 2.0 * x, multiple_results=False)
-)
+mlir.register_lowering(scaled_p, mlir.lower_fun(lambda x, *, hint: 2.0 * x, multiple_results=False))
 # One with a constant, apart from it.
 HINT = jax.make_jaxpr(lambda x: x * np.arange(3.0))(1.0).jaxpr
 

@@ -17,7 +17,7 @@ from refs._jax.names import ClosedJaxpr, Jaxpr
 
 
 def as_closed(jaxpr: Any) -> Any:
-    """A jaxpr with its constants. Those that it doesn't have become inputs, as on the newest JAX."""
+    """A jaxpr with its constants. Those that it lacks become inputs, as on the newest JAX."""
     if ClosedJaxpr is Jaxpr or isinstance(jaxpr, ClosedJaxpr):
         return jaxpr
     if jaxpr.constvars:
