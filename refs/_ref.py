@@ -14,30 +14,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from refs import _access, _jax, _store
+from refs import _access, _jax, _members, _store
 from refs._index_syntax import as_tuple
-from refs._ref_type import OPERATORS, Origin, RefType, no_attribute, refuse_operator, refuse_truth
+from refs._ref_type import Origin, RefType
 from refs._site import user_site
 from refs._store import Store
 from refs._view import ViewMaker
 from refs.errors import RefStateError, RefTypeError
 
 
-class Ref(_jax.NativeRef):
-    """A mutable array: a handle on a buffer that JAX updates in place.
-
-    Made by `new_ref` or `empty_ref`. Shape, dtype and sharding are fixed for life. A Ref is a
-    pytree leaf, compares and hashes by identity, and can be indexed as a NumPy array can; reading
-    always gives a separate `jax.Array`.
-
-    >>> r = refs.new_ref(jnp.arange(6).reshape(2, 3))
-    >>> r[0, ::-1] += 10
-    >>> r
-    Ref([[10, 11, 12],
-         [ 3,  4,  5]], dtype=int32)
-    >>> r.shape, r.dtype, r.nbytes
-    ((2, 3), dtype('int32'), 24)
-    """
+class _Fields(_jax.NativeRef):
+    """What a handle has in it. Apart from `Ref`, which lets nobody set anything."""
 
     __slots__ = (
         "_dtype", "_end", "_index", "_is_plain", "_lost", "_shape", "_sharding", "_store", "_token",
@@ -57,6 +44,37 @@ class Ref(_jax.NativeRef):
         self._store = Store.of([_jax.unwrap_keys(buf)], shardings)
         self._index, self._token = 0, None
         self._is_plain = self._sharding is None and not _jax.is_key(aval.dtype)
+
+
+class Ref(_Fields):
+    """A mutable array: a handle on a buffer that JAX updates in place.
+
+    Made by `new_ref` or `empty_ref`. Shape, dtype and sharding are fixed for life. A Ref is a
+    pytree leaf, compares and hashes by identity, and can be indexed as a NumPy array can; reading
+    always gives a separate `jax.Array`.
+
+    >>> r = refs.new_ref(jnp.arange(6).reshape(2, 3))
+    >>> r[0, ::-1] += 10
+    >>> r
+    Ref([[10, 11, 12],
+         [ 3,  4,  5]], dtype=int32)
+    >>> r.shape, r.dtype, r.nbytes
+    ((2, 3), dtype('int32'), 24)
+    """
+
+    __slots__ = ()
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        raise RefTypeError(
+            "Ref is the type of refs, not what makes them: make one with `refs.new_ref(value)`"
+        )
+
+    @staticmethod
+    def _of(aval: RefType, buf: jax.Array) -> Ref:
+        """A handle on `buf`."""
+        made: Any = _Fields(aval, buf)
+        made.__class__ = Ref  # Only now: a class with `__setattr__` takes ten times as long.
+        return made
 
     @property
     def _refs(self) -> Ref:
@@ -98,20 +116,18 @@ class Ref(_jax.NativeRef):
         if box and box[0][self._index] is not None and box[0][self._index].is_deleted():
             self._lost = cause
 
-    @property
-    def name(self) -> str | None:
-        """The name given to `new_ref`, which messages use."""
-        return self._aval.origin.name
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the buffer in bytes."""
-        return self._aval.size * self._aval.dtype.itemsize
+    name = property(_members.name)
+    nbytes = property(_members.nbytes)
 
     @property
     def at(self) -> ViewMaker:
         """`ref.at[idx]` is a `RefView`: get, set, add, multiply, min, max, apply, swap."""
         return ViewMaker(self)
+
+    get = _members.get
+    set = _members.set
+    swap = _members.swap
+    addupdate = _members.addupdate  # type: ignore[assignment]
 
     def __getitem__(self, idx: Any) -> jax.Array:
         return _access.get(self, as_tuple(idx))
@@ -119,23 +135,17 @@ class Ref(_jax.NativeRef):
     def __setitem__(self, idx: Any, value: Any) -> None:
         _access.set(self, as_tuple(idx), value)
 
-    def get(self, idx: Any = ...) -> jax.Array:
-        """Returns `ref[idx]`."""
-        return _access.get(self, idx)
-
-    def set(self, value: Any, idx: Any = ...) -> None:
-        """Writes `ref[idx] = value`."""
-        _access.set(self, idx, value)
-
-    def swap(self, value: Any, idx: Any = ...) -> jax.Array:
-        """Writes `ref[idx] = value` and returns what stood there."""
-        return _access.swap(self, idx, value)
-
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(no_attribute(name))
+        raise AttributeError(_members.no_attribute(name))
 
-    def __bool__(self) -> bool:
-        return refuse_truth(self)
+    def __setattr__(self, name: str, value: Any) -> None:
+        # JAX's class has a `__dict__`, in which anything would vanish.
+        if not name.startswith("_"):
+            _members.refuse_attribute(self, name)
+        object.__setattr__(self, name, value)
+
+    # NumPy's operators on its own arrays, and its functions of elements, ask for it.
+    __array_ufunc__ = _members.refuse_arithmetic
 
     def __repr__(self) -> str:
         name = f", name={self.name!r}" if self.name else ""
@@ -169,18 +179,12 @@ class Ref(_jax.NativeRef):
                     raise
             attempt = _store.wait(attempt, [self])
 
-    def __copy__(self) -> Ref:
-        return new_ref(self[...], name=self.name)
-
-    def __deepcopy__(self, memo: Any) -> Ref:
-        return new_ref(self[...], name=self.name)
-
     def __reduce__(self) -> Any:
         return _unpickled, (np.array(self[...]), self.name)
 
 
-for _name in OPERATORS:
-    setattr(Ref, _name, refuse_operator)
+for _name, _operator in _members.OPERATORS.items():
+    setattr(Ref, f"__{_name}__", _operator)
 
 
 def _unpickled(value: np.ndarray, name: str | None) -> Ref:
@@ -246,7 +250,7 @@ def new_ref(
             _jax.AbstractRef(_jax.typeof(init_val), memory_space, kind),
             _jax.commit(init_val),
         )
-    return Ref(_strong(aval, origin), buf)
+    return Ref._of(_strong(aval, origin), buf)
 
 
 def empty_ref(ty: Any, memory_space: Any = None, *, name: str | None = None) -> Ref:
@@ -272,6 +276,15 @@ def empty_ref(ty: Any, memory_space: Any = None, *, name: str | None = None) -> 
         )
     zeros = jnp.zeros(ty.shape, ty.dtype, device=getattr(ty, "sharding", None))
     return new_ref(zeros, memory_space=memory_space, copy=False, name=name)
+
+
+def _copied(ref: Any, memo: Any = None) -> Ref:
+    return new_ref(ref[...], name=ref.name)
+
+
+for _name in ("copy", "deepcopy"):
+    setattr(Ref, f"__{_name}__", _copied)
+    setattr(RefType, f"_{_name}", lambda aval, tracer, *memo: _copied(tracer))
 
 
 def freeze(ref: Any) -> jax.Array:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import index
 from typing import Any
 
-from refs import _access, _jax
+from refs import _access, _jax, _members
 from refs._index_syntax import as_tuple
 from refs._site import Site
 from refs._view import ViewMaker
-from refs.errors import RefTypeError
 
 
 class Origin:
@@ -22,10 +23,6 @@ class Origin:
     def describe(self) -> str:
         named = f"ref `{self.name}`" if self.name else "a ref"
         return f"{named} (created at {self.site})" if self.site else named
-
-
-def no_attribute(name: str) -> str:
-    return f"Ref has no attribute {name!r}: if you mean the array's, read it, `ref[...].{name}`"
 
 
 class RefType(_jax.AbstractRef):
@@ -62,18 +59,10 @@ class RefType(_jax.AbstractRef):
         _access.addupdate(tracer, idx, value)
 
     at = _jax.aval_property(ViewMaker)
-    nbytes = _jax.aval_property(lambda tracer: tracer.size * tracer.dtype.itemsize)
-    name = _jax.aval_property(lambda tracer: _name_of(tracer.aval))
-    get = _jax.aval_method(staticmethod(lambda tracer, idx=...: _access.get(tracer, idx)))
-    set = _jax.aval_method(
-        staticmethod(lambda tracer, value, idx=...: _access.set(tracer, idx, value))
-    )
-    swap = _jax.aval_method(
-        staticmethod(lambda tracer, value, idx=...: _access.swap(tracer, idx, value))
-    )
-    addupdate = _jax.aval_method(
-        staticmethod(lambda tracer, value, idx=...: _access.addupdate(tracer, idx, value))
-    )
+    nbytes = _jax.aval_property(_members.nbytes)
+    name = _jax.aval_property(_members.name)
+    # Where an array is wanted. An array's operator asks for it, before the ref's own is.
+    __jax_array__ = _jax.aval_method(_members.refuse_arithmetic)
 
     def str_short(self, short_dtypes: bool = False, mesh_axis_types: bool = False) -> str:
         # Jaxprs are printed with short dtypes, JAX's error messages without: there, say which ref.
@@ -82,14 +71,8 @@ class RefType(_jax.AbstractRef):
             return text
         return f"{text}, {self.origin.describe()}"
 
-    def _bool(self, tracer: Any) -> bool:
-        return refuse_truth(tracer)
-
     def __getattr__(self, name: str) -> Any:
-        # Python's operators on a traced ref look here for `_add`, `_neg` …
-        if f"__{name[1:]}__" in OPERATORS:
-            return lambda tracer, *others: refuse_operator(tracer)
-        raise AttributeError(no_attribute(name))
+        raise AttributeError(_members.no_attribute(name))
 
     def __eq__(self, other: Any) -> bool:
         return (
@@ -105,27 +88,15 @@ class RefType(_jax.AbstractRef):
 _jax.register_ref_type(RefType, lambda aval, source: RefType.of(aval, source.origin))
 
 
-def _name_of(aval: Any) -> str | None:
-    origin = getattr(aval, "origin", None)
-    return origin.name if origin is not None else None
+def _of_tracer(operator: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda aval, tracer, *others: operator(tracer, *others)
 
 
-OPERATORS = [
-    f"__{r}{op}__"
-    for r in ("", "r", "i")
-    for op in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
-] + ["__neg__", "__abs__", "__lt__", "__le__", "__gt__", "__ge__"]
-
-
-def refuse_truth(ref: Any) -> bool:
-    raise RefTypeError(
-        f"the truth value of {_access.describe(ref)} is ambiguous: test `ref is not None`, or "
-        "its value, `ref[...]`"
-    )
-
-
-def refuse_operator(ref: Any, *others: Any) -> Any:
-    raise RefTypeError(
-        f"arithmetic on {_access.describe(ref)}: a ref is not an array. Use its value, "
-        "`ref[...] + x`, or update it in place, `ref[...] += x`"
-    )
+for _name, _method in _members.METHODS.items():
+    setattr(RefType, _name, _jax.aval_method(staticmethod(_method)))
+# What is only known when the program runs: JAX says so of the value, as of any traced array's.
+for _name, _convert in {"float": float, "int": int, "complex": complex, "index": index}.items():
+    setattr(RefType, f"_{_name}", lambda aval, tracer, to=_convert: to(_access.get(tracer)))
+# JAX looks for the operators of a tracer here: `_add`, `_neg` …
+for _name, _operator in _members.OPERATORS.items():
+    setattr(RefType, f"_{_name}", _of_tracer(_operator))

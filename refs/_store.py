@@ -333,11 +333,12 @@ def _move(refs: Sequence[Any], moves: int) -> None:
         store.watchers = [
             weakref.ref(ref, _Drop(store.box, store.dropped, k)) for k, ref in enumerate(refs)
         ]
+        # Not `setattr`, for which a handle has code: an interrupt could come in between.
         changes = (
             map(list.__setitem__, lists, indices, repeat(None)),
-            map(setattr, refs, repeat("_store"), repeat(store)),
-            map(setattr, refs, repeat("_index"), count()),
-            map(setattr, refs, repeat("_token"), store.tokens),
+            map(object.__setattr__, refs, repeat("_store"), repeat(store)),
+            map(object.__setattr__, refs, repeat("_index"), count()),
+            map(object.__setattr__, refs, repeat("_token"), store.tokens),
             map(list.append, (store.box,), (buffers,)),
         )
         _ = [*chain.from_iterable(changes)]
@@ -350,7 +351,11 @@ def end(ref: Any, how: str) -> Any:
 
     def take_away(lists: list[Any], indices: list[Any]) -> Any:
         buffer = lists[0][indices[0]]
-        ref._end, lists[0][indices[0]] = how, None
+        changes = (
+            map(object.__setattr__, (ref,), ("_end",), (how,)),
+            map(list.__setitem__, lists, indices, (None,)),
+        )
+        _ = [*chain.from_iterable(changes)]
         return buffer
 
     return taken([ref], take_away)

@@ -331,7 +331,7 @@ def result_of(
 
 def adopt(value: Any, origin: Any) -> Ref:
     """A handle for the value of a ref made in a trace."""
-    return Ref(_type_of_new(_jax.typeof(value), origin), _jax.commit(value))
+    return Ref._of(_type_of_new(_jax.typeof(value), origin), _jax.commit(value))
 
 
 @functools.lru_cache(maxsize=4096)

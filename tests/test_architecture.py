@@ -22,6 +22,7 @@ LAYERS = [
     ["_eager"],
     ["_access", "_together"],
     ["_view"],
+    ["_members"],
     ["_ref_type"],
     ["_ref"],
     ["_tracing", "_effects"],

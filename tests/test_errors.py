@@ -20,6 +20,7 @@ from tests import (
     error_cases_derivatives,
     error_cases_lanes,
     error_cases_life,
+    error_cases_members,
     error_cases_programs,
     error_cases_values,
 )
@@ -29,6 +30,7 @@ from tests.error_case import CASES, X
 MODULES = (
     error_cases_values,
     error_cases_life,
+    error_cases_members,
     error_cases_programs,
     error_cases_derivatives,
     error_cases_lanes,

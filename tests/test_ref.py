@@ -250,13 +250,6 @@ def test_what_was_read_is_separate_from_later_writes(ref):
         assert x.tolist() == [0, 1, 2]
 
 
-def test_methods(ref):
-    assert ref.get().tolist() == ref.get(...).tolist() == [0, 1, 2]
-    ref.set(5, 0)
-    assert ref.swap(6, 1) == 1
-    assert ref[...].tolist() == [5, 6, 2]
-
-
 # --- Ending ---
 
 

@@ -20,8 +20,8 @@ def test_traced_refs_have_the_attributes_of_handles(jit, ref):
     def look(r):
         seen.append((r.shape, r.dtype, r.ndim, r.size, r.nbytes, r.name, len(r)))
         r.at[0].add(1)
-        r.set(5, 1)
-        return r.get(2), r.swap(6, 2)
+        r.set(5, idx=1)
+        return r.get(2), r.swap(6, idx=2)
 
     jit(look)(ref)
     jit(lambda: look(refs.new_ref(jnp.zeros(3), name="state")))()

@@ -1,0 +1,152 @@
+"""What every ref has, whether it is a handle or traced: methods, properties, and what it refuses.
+
+`Ref` and `RefType` take all of it from here, so that a program means and says the same outside a
+trace and inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from numbers import Number
+from typing import Any
+
+import jax
+import numpy as np
+
+from refs import _access, _jax
+from refs.errors import RefTypeError
+
+
+def get(ref: Any, idx: Any = ...) -> jax.Array:
+    """Returns `ref[idx]`."""
+    return _access.get(ref, idx)
+
+
+def set(ref: Any, value: Any, *others: Any, idx: Any = ...) -> None:
+    """Writes `ref[idx] = value`.
+
+    Raises:
+      RefTypeError: if the index is not given by name. The *function* `refs.set` takes it before
+        the value.
+
+    >>> r = refs.new_ref(jnp.zeros(3))
+    >>> r.set(5, idx=0)
+    >>> r
+    Ref([5., 0., 0.], dtype=float32)
+    """
+    _refuse_index_by_place(ref, "set", others)
+    _access.set(ref, idx, value)
+
+
+def swap(ref: Any, value: Any, *others: Any, idx: Any = ...) -> jax.Array:
+    """Writes `ref[idx] = value` and returns what stood there.
+
+    Raises:
+      RefTypeError: as `set`.
+    """
+    _refuse_index_by_place(ref, "swap", others)
+    return _access.swap(ref, idx, value)
+
+
+def addupdate(ref: Any, x: Any, idx: Any = ...) -> None:
+    """Accumulates `x` into `ref[idx]`. The order of arguments is `jax.Ref.addupdate`'s."""
+    # By place as well: JAX itself calls it so, when it accumulates gradients in refs.
+    _access.addupdate(ref, idx, x)
+
+
+def nbytes(ref: Any) -> int:
+    """The size of the buffer in bytes."""
+    return ref.size * ref.dtype.itemsize
+
+
+def name(ref: Any) -> str | None:
+    """The name given to `new_ref`, which messages use."""
+    origin = getattr(_jax.typeof(ref), "origin", None)
+    return origin.name if origin is not None else None
+
+
+def iterate(ref: Any) -> Iterator[jax.Array]:
+    """`for row in ref`: each row is read when its turn comes."""
+    return (_access.get(ref, i) for i in range(len(ref)))
+
+
+def contains(ref: Any, item: Any) -> bool:
+    """`item in ref`: whether an element is equal."""
+    return item in _access.get(ref)
+
+
+def equal(ref: Any, other: Any) -> Any:
+    """`ref == other` and `ref != other`: the same ref or not; arrays and numbers are refused.
+
+    JAX's own refs are unequal to all numbers, silently: `jnp.where(ref == 2, …)`.
+    """
+    if isinstance(other, _NUMERIC) and not isinstance(other, _jax.NativeRef):
+        refuse_arithmetic(ref)
+    return NotImplemented  # Python then compares identities.
+
+
+_NUMERIC = (Number, np.ndarray, np.generic, jax.Array)
+
+
+# ---------------------------------------------------------------------------------------------
+# What a ref is not
+
+
+def no_attribute(name: str) -> str:
+    return f"Ref has no attribute {name!r}: if you mean the array's, read it, `ref[...].{name}`"
+
+
+def refuse_attribute(ref: Any, name: str) -> None:
+    raise AttributeError(
+        f"attribute {name!r} of {_access.describe(ref)} can't be set: to write what it holds, "
+        "`ref[...] = value`"
+    )
+
+
+def refuse_truth(ref: Any) -> bool:
+    raise RefTypeError(
+        f"the truth value of {_access.describe(ref)} is ambiguous: test `ref is not None`, or "
+        "its value, `ref[...]`"
+    )
+
+
+def refuse_arithmetic(ref: Any, *others: Any, **keywords: Any) -> Any:
+    raise RefTypeError(
+        f"{_access.describe(ref)} is not an array: use its value, `ref[...] + x`, or update it in "
+        "place, `ref[...] += x`"
+    )
+
+
+def _refuse_index_by_place(ref: Any, doing: str, others: tuple[Any, ...]) -> None:
+    if others:
+        raise RefTypeError(
+            f"{doing} of {_access.describe(ref)} with {1 + len(others)} arguments: the method "
+            f"takes the value, and an index by name, `ref.{doing}(value, idx=i)`; the function "
+            f"takes the index first, `refs.{doing}(ref, i, value)`"
+        )
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "get": get,
+    "set": set,
+    "swap": swap,
+    "addupdate": addupdate,
+}
+# Python's operators, without their underscores -> what they do.
+OPERATORS: dict[str, Callable[..., Any]] = {
+    **{
+        f"{reflected}{operator}": refuse_arithmetic
+        for operator in (
+            *("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul"),
+            *("and", "or", "xor", "lshift", "rshift"),
+        )
+        for reflected in ("", "r")
+    },
+    **dict.fromkeys(("neg", "pos", "abs", "invert", "round"), refuse_arithmetic),
+    **dict.fromkeys(("lt", "le", "gt", "ge"), refuse_arithmetic),
+    "eq": equal,
+    "ne": equal,
+    "bool": refuse_truth,
+    "iter": iterate,
+    "contains": contains,
+}
