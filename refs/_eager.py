@@ -125,13 +125,16 @@ def _updater(
     method: str, skeleton: Index, sharding: Any, dtype: Any, jit: bool
 ) -> Callable[..., jax.Array]:
     def update_kernel(x: jax.Array, operands: list[Any], value: Any) -> jax.Array:
-        x = _jax.wrap_keys(x, dtype)
-        new = skeleton.join(operands).update(x, method, value)
-        # Run op by op, a kernel may give back the very array that it was given.
-        return _jax.unwrap_keys(new if jit else _jax.commit(jnp.copy(new)))
+        old = _jax.wrap_keys(x, dtype)
+        return _jax.unwrap_keys(skeleton.join(operands).update(old, method, value))
+
+    def op_by_op(x: jax.Array, operands: list[Any], value: Any) -> jax.Array:
+        # It may be the very array that it was given, and lie where the value did.
+        new = jnp.copy(update_kernel(x, operands, value))
+        return jax.device_put(new, x.sharding) if x.committed else new
 
     if not jit:
-        return update_kernel
+        return op_by_op
     return jax.jit(update_kernel, donate_argnums=0, keep_unused=True, out_shardings=sharding)
 
 

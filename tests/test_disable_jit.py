@@ -1,0 +1,108 @@
+"""Under `jax.disable_jit()` a ref stays where it lies: its devices, their memory, and all of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import P
+from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
+
+import refs
+
+N = jax.device_count()
+X = np.arange(8, dtype=np.float32) + 1
+
+
+def over_devices(axis):
+    return NamedSharding(jax.make_mesh((N,), ("x",), axis_types=(AxisType.Auto,)), P(axis))
+
+
+PLACES = {
+    "default": lambda: None,
+    "device": lambda: SingleDeviceSharding(jax.devices()[-1]),
+    "memory": lambda: SingleDeviceSharding(jax.devices()[0], memory_kind="unpinned_host"),
+}
+if N > 1:
+    PLACES |= {
+        "sharded": lambda: over_devices("x"),
+        "replicated": lambda: over_devices(None),
+    }
+
+
+def scale(r, x):
+    r[...] = r[...] * x
+    return r[...].mean()
+
+
+OPERATIONS = {
+    "set a scalar": lambda r: refs.set(r, ..., 5.0),
+    "set NumPy's": lambda r: refs.set(r, ..., X + 1),
+    "set JAX's": lambda r: refs.set(r, ..., jnp.arange(8.0)),
+    "set a part": lambda r: refs.set(r, slice(1, 3), 0.0),
+    "set one": lambda r: refs.set(r, 3, 7.0),
+    "add": lambda r: r.at[...].add(1.0),
+    "iadd": lambda r: r.__setitem__(..., r[...] + 1),
+    "multiply": lambda r: r.at[...].multiply(2.0),
+    "min": lambda r: r.at[...].min(3.0),
+    "apply": lambda r: r.at[...].apply(jnp.zeros_like),
+    "swap": lambda r: refs.swap(r, ..., 5.0),
+    "refs.jit": refs.jit(lambda r: refs.set(r, ..., 3.0)),
+    "grad": lambda r: refs.vjp(lambda x: scale(r, x), 2.0),
+    "jvp": lambda r: refs.jvp(lambda x: scale(r, x), (2.0,), (1.0,)),
+    "vmap": refs.vmap(lambda r: refs.set(r, ..., 9.0)),
+    "checkpoint": lambda r: refs.checkpoint(lambda: refs.set(r, ..., 9.0))(),
+    "cond": lambda r: refs.cond(True, lambda: refs.set(r, ..., 9.0), lambda: None),
+    "scan": lambda r: refs.scan(lambda c, x: (c, refs.set(r, ..., x)), 0, jnp.arange(3.0)),
+    "fori_loop": lambda r: refs.fori_loop(0, 2, lambda i, _: refs.set(r, ..., 4.0), None),
+    "while_loop": lambda r: refs.while_loop(
+        lambda n: n < 2, lambda n: (refs.set(r, ..., 4.0), n + 1)[1], 0
+    ),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_ref_stays_where_it_lies(operation, place):
+    def made():
+        return refs.new_ref(jax.device_put(X, PLACES[place]()))
+
+    operate, expected, r = OPERATIONS[operation], made(), made()
+    operate(expected)
+    with jax.disable_jit():
+        operate(r)
+    np.testing.assert_array_equal(r, expected)
+    for ref in expected, r:
+        assert ref.sharding == made().sharding
+        assert jax.freeze(ref).committed == jax.freeze(made()).committed
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_compiled_calls_of_it_go_on(place):
+    r = refs.new_ref(jax.device_put(X, PLACES[place]()))
+    step = refs.jit(lambda: refs.set(r, ..., r[...] + 1))
+    step()
+    with jax.disable_jit():
+        r[...] = 0.0
+        step()
+    step()
+    np.testing.assert_array_equal(r, np.full(8, 2.0))
+
+
+@pytest.mark.skipif(N > 1, reason="there are more devices already")
+def test_on_four_devices():
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", __file__],
+        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
+        cwd=Path(refs.__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-4000:]
+    assert "1 skipped" in run.stdout
