@@ -188,6 +188,23 @@ def holds_refs(closed: Any) -> bool:
 _holds: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
+def uses_refs(closed: Any) -> bool:
+    """True where a jaxpr, at any depth, closes over a ref, makes one or is given one.
+
+    What an equation without refs has inside for itself, as a kernel does, isn't looked at.
+    """
+    return any(isinstance(c, _jax.NativeRef) for c in closed.consts) or any(
+        eqn.primitive is _jax.run_state_p
+        or _any_ref((*eqn.invars, *eqn.outvars))
+        or any(
+            uses_refs(inner)
+            for inner in _jax.jaxprs_in(eqn.params)
+            if not _any_ref(inner.jaxpr.invars)
+        )
+        for eqn in closed.jaxpr.eqns
+    )
+
+
 def has_custom_vjp(closed: Any) -> bool:
     """True where a jaxpr, at any depth, has a derivative rule whose backward pass is a user's."""
     jaxpr = closed.jaxpr

@@ -191,21 +191,22 @@ def _made_here(ref: Any) -> bool:
 def _make_jaxpr(
     flat: Callable[..., Any], axis_env: Sequence[tuple[Any, int]]
 ) -> Callable[..., Any]:
-    make = jax.make_jaxpr(flat, axis_env=list(axis_env))
+    return advised()(jax.make_jaxpr(flat, axis_env=list(axis_env)))
 
-    def made(*args: Any) -> Any:
-        try:
-            return make(*args)
-        except RefError:
-            raise
-        except Exception as error:
-            said = str(error)
-            for fragment, (kind, advice) in _ADVICE.items():
-                if fragment in said and is_raised_by_jax(error):
-                    raise kind(advice.format(said=said)) from error
-            raise
 
-    return made
+@contextmanager
+def advised() -> Iterator[None]:
+    """While JAX traces: where it says no to a ref, what to do instead is said, too."""
+    try:
+        yield
+    except RefError:
+        raise
+    except Exception as error:
+        said = str(error)
+        for fragment, (kind, advice) in _ADVICE.items():
+            if fragment in said and is_raised_by_jax(error):
+                raise kind(advice.format(said=said)) from error
+        raise
 
 
 _GRADIENT = (

@@ -286,3 +286,20 @@ def second_use_of_the_old_value(r, i):
         return old
 
     refs.testing.assert_in_place(keeping)
+
+
+# --- jit ------------------------------------------------------------------------------------------
+
+
+@raises(
+    errors.RefTypeError,
+    "jax.export of `count`, which uses ref `r` (created at FILE:N): an exported program is called "
+    "where there are no refs. Export the function of their values, "
+    "`jax.jit(refs.functionalize(...))`: state in, new state out",
+)
+def export_of_a_function_over_refs(r, i):
+    @refs.jit
+    def count(x):
+        r[0] += x
+
+    jax.export.export(count)(1.0)

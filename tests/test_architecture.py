@@ -54,7 +54,7 @@ LAYERS = [
         "transforms._differentiable",
         "transforms._nested",
     ],
-    ["transforms._dispatch"],
+    ["transforms._dispatch", "transforms._plain"],
     ["transforms._stages"],
     ["transforms", "transforms.*"],
     ["transforms.jacobian", "transforms.loops"],

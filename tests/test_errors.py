@@ -45,6 +45,7 @@ INTERNAL = {
     ("_dispatch.py", "raise ValueError"),
     ("_entry.py", "raise OtherRefs"),
     ("_entry.py", "raise OtherTypes"),
+    ("_plain.py", "raise OtherTypes"),
     ("_device.py", "raise passed_on(error, plan, ()) from error"),
     ("_primitives.py", "raise passed_on(error, plan, roots) from error"),
 }

@@ -19,6 +19,7 @@ from jax._src import (
     debugging,
     source_info_util,
     tree_util,
+    util,
 )
 from jax._src import xla_metadata as _xla_metadata
 from jax._src.ad_checkpoint import remat_p as remat_p
@@ -89,6 +90,7 @@ mapped_aval = core.mapped_aval
 new_ref = core.new_ref
 freeze = core.freeze
 free_ref = core.free_ref
+fun_name = util.fun_name
 
 
 def at_top_level() -> bool:

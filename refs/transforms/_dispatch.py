@@ -35,7 +35,7 @@ class NoEntry:
     """Stands for the entry of a call that has none yet, or none that is found quickly."""
 
     static = None
-    is_bare = is_alone = is_special = reads = False
+    is_bare = is_alone = is_special = is_plain = reads = False
 
     @staticmethod
     def flatten(tree: Any) -> list[Any]:
@@ -74,6 +74,10 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
             entry, flat = programs.find(static, rest_args, rest_kwargs)
         if entry.is_special:
             try:
+                if entry.is_plain:
+                    result = entry.compiled(*args, **kwargs)
+                    inline = entry if entry.is_alone else NoEntry
+                    return result
                 if not entry.is_careful:
                     for result in run_apart(entry, flat):
                         return result
@@ -139,6 +143,9 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
             if (bound := programs.of_instance(args)) is not None:
                 return bound(*args[1:], **kwargs)
             entry, flat = programs.settle(static, rest_args, rest_kwargs)
+            if entry.is_plain:
+                inline = entry if entry.is_alone else NoEntry
+                return entry.run(args, kwargs)
             if entry.is_careful:
                 inline = entry if entry.is_alone else NoEntry
                 return run_carefully(entry, flat)

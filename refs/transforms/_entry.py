@@ -14,18 +14,21 @@ from refs._ref import Ref
 from refs._store import get_token, look_at_all, picker
 from refs._tracing import Call, adopt, ref_type, result_of
 from refs.callbacks._held import calls_host, uncopied
-from refs.transforms._signature import NO_STATIC, Static
+from refs.transforms._signature import Static, shardings_of_arguments
 from refs.transforms._transaction import Transaction, links_of
 from refs.transforms.in_place import call_in_place
 
 
 class Options(NamedTuple):
-    """The keywords of `refs.jit` that a compilation depends on."""
+    """The keywords of `refs.jit`, those that choose arguments apart."""
 
     in_shardings: Any
     out_shardings: Any
+    keep_unused: bool
+    device: Any
+    backend: str | None
+    inline: Any
     compiler_options: dict[str, Any] | None
-    inline: bool
 
 
 class OtherTypes(Exception):
@@ -45,7 +48,8 @@ class Entry:
     PRNG keys go in and out as bits.
 
     Attributes:
-      transaction: the traced function.
+      is_plain: whether it is none, but a `Plain`.
+      transaction, name: the traced function.
       is_bare: whether the arguments are just the refs that are written, each once: then the
         compiled function takes the state only.
       is_single: whether the written refs are just one.
@@ -66,23 +70,23 @@ class Entry:
         are not the same ones, of one another and of those closed over, as in this program.
     """
 
+    is_plain = False
+
     def __init__(
         self,
-        fun: Callable[..., Any],
+        transaction: Transaction,
+        name: str,
         static: Static | None,
         donated: Sequence[bool],
         options: Options,
         call: Call,
     ):
-        def rebuild(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
-            return (static or NO_STATIC).restore(*call.rebuild(refs, leaves))
-
+        self.transaction, self.name = transaction, name
         self.static, self.is_alone, self.is_warm = static, True, False
-        self.ref_places = call.ref_places
-        self.transaction = t = Transaction.of(fun, call.refs, call.leaves, rebuild)
+        self.ref_places, self.in_tree = call.ref_places, call.tree
+        t, self.out_tree = transaction, transaction.traced.out_tree
         for ref in t.program.refs:
             check_ref(ref, "call")
-        self.name = getattr(fun, "__name__", "function")
         self.flatten = call.tree.flatten_up_to
         self._place(call, donated)
         self._tokens = self._pick = None
@@ -204,9 +208,12 @@ class Entry:
             return jax.tree.map(_jax.unwrap_keys, (state, rest))
 
         pure.__name__ = pure.__qualname__ = self.name
-        keywords = self._shardings(options, call)
-        if options.compiler_options:
-            keywords["compiler_options"] = options.compiler_options
+        keywords = {
+            "device": options.device,
+            "backend": options.backend,
+            "compiler_options": options.compiler_options,
+            **self._shardings(options, call),
+        }
         donated = 0 if self.is_bare else (0, 3)
         self.compiled = jax.jit(pure, donate_argnums=donated, keep_unused=True, **keywords)
         # Donating nothing, for debugging: JAX then runs the program a second time.
@@ -216,15 +223,13 @@ class Entry:
         t = self.transaction
         found: dict[str, Any] = {}
         if options.in_shardings is not None:
-            flat = _jax.broadcast_prefix(options.in_shardings, call.tree)
+            flat = shardings_of_arguments(options.in_shardings, call.tree)
             if not self.is_bare:
                 found["in_shardings"] = (None, None, self.kept_of(flat), self.donated_of(flat))
         state = [sharding_of(r) for r in t.refs(t.written, call.refs)]
         shardings = state if any(s is not None for s in state) else None
         if options.out_shardings is not None:
-            flat = _jax.broadcast_prefix(options.out_shardings, t.traced.out_tree)
-            arrays = [s for s, m in zip(flat, t.traced.out_leaves, strict=True) if m is None]
-            found["out_shardings"] = (shardings, (arrays, None))
+            found["out_shardings"] = (shardings, t.per_result(options.out_shardings))
         elif shardings is not None:
             found["out_shardings"] = (shardings, None)
         return found
@@ -338,6 +343,17 @@ class Entry:
         return result_of(t.traced.out_tree, t.traced.out_leaves, arrays, arguments, made)
 
     @property
+    def args_info(self) -> Any:
+        """The arguments' types, and whether they are donated."""
+        avals = self.transaction.traced.jaxpr.in_avals
+        rest = iter(avals[len(self._first_places) :])
+        infos = [
+            jax.stages.ArgInfo(next(rest) if number is None else avals[number], k in self._donated)
+            for k, number in enumerate(self.ref_places)
+        ]
+        return self.in_tree.unflatten(infos)
+
+    @property
     def out_info(self) -> Any:
         """The result's shapes and dtypes."""
         t = self.transaction
@@ -346,7 +362,8 @@ class Entry:
         inputs = t.traced.jaxpr.in_avals
 
         def shape(aval: Any, is_ref: bool = False) -> Any:
-            return jax.ShapeDtypeStruct(aval.shape, aval.dtype, is_ref=is_ref)
+            weak = not is_ref and aval.weak_type
+            return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, is_ref=is_ref)
 
         return result_of(
             t.traced.out_tree,

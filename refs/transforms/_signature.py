@@ -57,6 +57,12 @@ class Choice(NamedTuple):
         """The same arguments of a function whose first one is given already."""
         return Choice(tuple([k - 1 if k > 0 else k for k in self.nums if k]), self.names)
 
+    def keywords(self, kind: str) -> dict[str, Any]:
+        """The same choice as keywords of `jax.jit`."""
+        if not (self.nums or self.names):
+            return {}
+        return {f"{kind}_argnums": self.nums, f"{kind}_argnames": tuple(sorted(self.names))}
+
     def split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Static, tuple[Any, ...], dict[str, Any]]:
@@ -114,6 +120,13 @@ class Static(NamedTuple):
 
 
 NO_STATIC = Static((), (), ())
+
+
+def shardings_of_arguments(in_shardings: Any, tree: Any) -> list[Any]:
+    """`in_shardings` for each leaf of the structure of `(args, kwargs)`; those named have none."""
+    args, kwargs = tree.children()
+    prefix = tuple(in_shardings) if isinstance(in_shardings, list) else in_shardings
+    return [*_jax.broadcast_prefix(prefix, args), *[None] * kwargs.num_leaves]
 
 
 def per_leaf(prefix: Any, tree: Any) -> tuple[list[Any], list[tuple[RefView, Any]]]:

@@ -2,79 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from refs.errors import RefTypeError
 from refs.transforms._dispatch import run_carefully
-from refs.transforms._entry import Entry
 
-_Prepare = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[Entry, list[Any]]"]
+_Prepare = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[Any, list[Any]]"]
 
 
-class Traced:
+class _Stage:
+    """A stage of an entry. What it doesn't have itself, JAX's stage of the pure program has.
+
+    Attributes:
+      args_info: for each argument its type, and whether it is donated.
+      in_tree: the structure of the arguments: `(args, kwargs)`.
+      out_info: the result's shapes and dtypes.
+      out_tree: the result's structure.
+    """
+
+    def __init__(self, entry: Any, of_jax: Any, prepare: _Prepare):
+        self._entry, self._of_jax, self._prepare = entry, of_jax, prepare
+        told = of_jax if entry.is_plain else entry
+        self.args_info, self.in_tree = told.args_info, told.in_tree
+        self.out_info, self.out_tree = told.out_info, told.out_tree
+
+    def __getattr__(self, name: str) -> Any:
+        # A copy, while it is made, has nothing yet: this raises then.
+        return getattr(object.__getattribute__(self, "_of_jax"), name)
+
+
+class Traced(_Stage):
     """A traced function over refs.
 
     Attributes:
       effectful_jaxpr: what the function does, with refs.
       jaxpr: the pure jaxpr that is compiled: state in, new state first among what comes out. In
-        it, the program is one `in_place` equation: it is put in order when it is lowered.
-      out_info: the result's shapes and dtypes.
+        it, the program is one `in_place` equation: it is put in order when it is lowered. Of a
+        function that touches no refs, both are what it does.
     """
 
-    def __init__(self, entry: Entry, flat: list[Any], prepare: _Prepare):
-        self._entry, self._prepare = entry, prepare
-        self._traced = entry.trace(flat)
-        self.effectful_jaxpr = entry.transaction.traced.jaxpr
-        self.jaxpr = self._traced.jaxpr
-        self.out_info = entry.out_info
+    def __init__(self, entry: Any, of_jax: Any, prepare: _Prepare):
+        super().__init__(entry, of_jax, prepare)
+        self.jaxpr = of_jax.jaxpr
+        is_plain = entry.is_plain
+        self.effectful_jaxpr = self.jaxpr if is_plain else entry.transaction.traced.jaxpr
 
-    def lower(self) -> Lowered:
-        """Lowers to StableHLO."""
-        return Lowered(self._entry, self._traced.lower(), self._prepare)
+    def lower(
+        self, *, lowering_platforms: Sequence[str] | None = None, _private_parameters: Any = None
+    ) -> Lowered:
+        """Lowers to StableHLO, for other platforms than this machine's if they are given.
+
+        Raises:
+          RefTypeError: for `jax.export`, if the function touches refs.
+        """
+        if _private_parameters is not None and not self._entry.is_plain:
+            t = self._entry.transaction
+            origin = next((s.origin for s in (*t.written, *t.read) if s.origin), None)
+            used = origin.describe() if origin else "refs"
+            raise RefTypeError(
+                f"jax.export of `{self._entry.name}`, which uses {used}: an exported program is "
+                "called where there are no refs. Export the function of their values, "
+                "`jax.jit(refs.functionalize(...))`: state in, new state out"
+            )
+        lowered = self._of_jax.lower(
+            lowering_platforms=lowering_platforms, _private_parameters=_private_parameters
+        )
+        return Lowered(self._entry, lowered, self._prepare)
 
 
-class Lowered:
-    """A lowered function over refs; what it doesn't have itself, `jax.stages.Lowered` has.
+class Lowered(_Stage):
+    """A lowered function over refs.
 
     Attributes:
-      out_info: the result's shapes and dtypes.
       written: names and birthplaces of the refs that are written; their values are the first
         parameters of the program, in this order.
     """
 
-    def __init__(self, entry: Entry, lowered: Any, prepare: _Prepare):
-        self._entry, self._lowered, self._prepare = entry, lowered, prepare
-        self.out_info = entry.out_info
-        self.written = [slot.origin for slot in entry.transaction.written]
+    def __init__(self, entry: Any, of_jax: Any, prepare: _Prepare):
+        super().__init__(entry, of_jax, prepare)
+        self.written = [] if entry.is_plain else [s.origin for s in entry.transaction.written]
 
-    def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
+    def compile(self, compiler_options: dict[str, Any] | None = None, **keywords: Any) -> Compiled:
         """Compiles for the devices that the refs are on."""
-        return Compiled(self._entry, self._lowered.compile(compiler_options), self._prepare)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lowered, name)
+        compiled = self._of_jax.compile(compiler_options, **keywords)
+        return Compiled(self._entry, compiled, self._prepare)
 
 
-class Compiled:
-    """A compiled function over refs: call it as the function itself.
-
-    What it doesn't have itself (`as_text`, `memory_analysis`, `cost_analysis` …),
-    `jax.stages.Compiled` has.
-    """
-
-    def __init__(self, entry: Entry, compiled: Any, prepare: _Prepare):
-        self._entry, self._compiled, self._prepare = entry, compiled, prepare
-        self.out_info = entry.out_info
+class Compiled(_Stage):
+    """A compiled function over refs: call it as the function itself."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._entry.is_plain:
+            return self._of_jax(*args, **kwargs)
         entry, flat = self._prepare(args, kwargs)
         if entry is not self._entry:
             raise RefTypeError(
                 "a compiled function was called with arguments of other types, other aliases "
                 "among its refs or other static values than it was compiled for"
             )
-        return run_carefully(entry, flat, self._compiled)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._compiled, name)
+        return run_carefully(entry, flat, self._of_jax)

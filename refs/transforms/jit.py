@@ -19,8 +19,10 @@ from refs.errors import RefTypeError
 from refs.transforms._dispatch import NoEntry, dispatcher, run_carefully
 from refs.transforms._entry import Entry, Options
 from refs.transforms._nested import call_over_arrays
-from refs.transforms._signature import NO_STATIC, Choice, Static
+from refs.transforms._plain import Plain
+from refs.transforms._signature import NO_STATIC, Choice, Static, shardings_of_arguments
 from refs.transforms._stages import Lowered, Traced
+from refs.transforms._transaction import Transaction
 
 
 def jit(
@@ -33,7 +35,10 @@ def jit(
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
-    inline: bool = False,
+    keep_unused: bool = False,
+    device: Any = None,
+    backend: str | None = None,
+    inline: Any = False,
     compiler_options: dict[str, Any] | None = None,
 ) -> Any:
     """Compiles a function over refs; the refs that it writes are updated in place.
@@ -79,11 +84,21 @@ def jit(
     >>> w
     Ref([0.5, 0.5, 0.5], dtype=float32)
     """
-    options = Options(in_shardings, out_shardings, compiler_options, inline)
+    options = Options(
+        in_shardings, out_shardings, keep_unused, device, backend, inline, compiler_options
+    )
 
     def wrap(f: Callable[..., Any]) -> Callable[..., Any]:
         if not callable(f):
             raise RefTypeError(f"jit of a {type(f).__name__}: it compiles a function")
+        jax.jit(  # It says what is wrong with the function and with the keywords.
+            f,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+            **options._asdict(),
+        )
         static = Choice.of(f, static_argnums, static_argnames)
         return Programs.call_of(f, static, Choice.of(f, donate_argnums, donate_argnames), options)
 
@@ -96,7 +111,7 @@ class Programs:
     def __init__(self, fun: Callable[..., Any], static: Choice, donate: Choice, options: Options):
         self._fun, self._static, self._donate, self._options = fun, static, donate, options
         self.has_static = bool(static.nums or static.names)
-        self._entries: dict[Any, list[Entry]] = {}
+        self._entries: dict[Any, list[Any]] = {}  # each an `Entry` or a `Plain`
         # By structure and arrays only; None where that doesn't tell which.
         self._quick: dict[Any, Entry | None] = {}
         self.forget: Callable[[], None] = lambda: None  # what a call remembers besides
@@ -107,10 +122,10 @@ class Programs:
     def call_of(fun: Callable[..., Any], *choices: Any) -> Callable[..., Any]:
         """What users get: it holds the programs, and they don't hold it."""
         programs = Programs(fun, *choices)
-        call = functools.wraps(fun)(dispatcher(programs))
-        call.lower, call.trace = programs.lower, programs.trace  # type: ignore[attr-defined]
-        call.eval_shape = programs.eval_shape  # type: ignore[attr-defined]
-        call.clear_cache = programs.clear_cache  # type: ignore[attr-defined]
+        call: Any = functools.wraps(fun)(dispatcher(programs))
+        call.__dict__ = _Methods(call.__dict__)
+        for method in (programs.lower, programs.trace, programs.eval_shape, programs.clear_cache):
+            setattr(call, method.__name__, method)
         return call
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -121,7 +136,9 @@ class Programs:
         """Traces and discharges the function for arguments like these."""
         if (bound := self.of_instance(args)) is not None:
             return bound.trace(*args[1:], **kwargs)  # type: ignore[attr-defined]
-        return Traced(*self._prepare(args, kwargs), self._prepare)
+        entry, flat = self._prepare(args, kwargs)
+        traced = entry.trace(args, kwargs) if entry.is_plain else entry.trace(flat)
+        return Traced(entry, traced, self._prepare)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The result's shapes and dtypes, as `jax.ShapeDtypeStruct`s; nothing runs."""
@@ -184,19 +201,21 @@ class Programs:
         flat, tree = jax.tree.flatten((args, kwargs))
         try:
             return self._quick.get(_quick_key(static, tree, flat)) or NoEntry, flat
-        except TypeError:  # something that is no array
+        except (TypeError, OverflowError):  # something that is no array
             return NoEntry, flat
 
-    def settle(self, static: Any, args: Any, kwargs: Any) -> tuple[Entry, list[Any]]:
+    def settle(self, static: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
         """The entry for any arguments, made if need be, and its refs ready to be taken."""
         call = Call.of(args, kwargs)
         entry = self._entry(static, call)
+        key = _quick_key(static, call.tree, call.flat)
+        self._quick[key] = entry if self._quick.get(key, entry) is entry else None
+        if entry.is_plain:
+            return entry, call.flat
         for ref in entry.refs_of(call.flat):
             check_ref(ref, "call")  # those closed over, too
         if not entry.is_careful:
             entry.gather(call.flat)
-        key = _quick_key(static, call.tree, call.flat)
-        self._quick[key] = entry if self._quick.get(key, entry) is entry else None
         return entry, call.flat
 
     def call_otherwise(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -205,36 +224,67 @@ class Programs:
             return self._fun(*args, **kwargs)
         if (bound := self.of_instance(args)) is not None:
             return bound(*args[1:], **kwargs)
-        static, args, kwargs = self.take_static(args, kwargs)
+        static, rest_args, rest_kwargs = self.take_static(args, kwargs)
+        call = Call.of(rest_args, rest_kwargs)
         if _jax.at_top_level():
-            call = Call.of(args, kwargs)
+            entry = self._entry(static, call)
+            if entry.is_plain:
+                return entry.run(args, kwargs)
             debugging = _jax.debug_nans.value or _jax.debug_infs.value
-            return run_carefully(self._entry(static, call), call.flat, is_debugging=debugging)
-        # Inside a trace: JAX's own jit over the arrays, closing over the refs.
-        return call_over_arrays(
-            functools.partial(jax.jit, inline=self._options.inline),
-            self._fun,
-            static or NO_STATIC,
-            Call.of(args, kwargs),
-        )
+            return run_carefully(entry, call.flat, is_debugging=debugging)
+        if not call.refs:
+            key = self._key(static, call)
+            plain = next((e for e in self._entries.get(key, ()) if e.is_plain), None)
+            if plain is None:
+                plain = self._plain(static, call)
+                if plain.find_refs(args, kwargs) is None and not plain.closes_over_tracers:
+                    plain = self._add(key, call, plain)
+            if not plain.returns_refs:
+                return plain.run(args, kwargs)
+        return self._inside(static or NO_STATIC, call)
+
+    def _inside(self, static: Static, call: Call) -> Any:
+        """A call inside a trace: JAX's own jit over its arrays, closing over its refs.
+
+        Arrays are resharded within: JAX can't discharge a jit over refs that has shardings.
+        """
+        inputs, outputs = self._options.in_shardings, self._options.out_shardings
+        if inputs is not None:
+            shardings = shardings_of_arguments(inputs, call.tree)
+            places = zip(shardings, call.ref_places, strict=True)
+            of_leaves = [s for s, number in places if number is None]
+            call = call._replace(leaves=[*map(_resharded, call.leaves, of_leaves)])
+
+        @functools.wraps(self._fun)
+        def fun(*args: Any, **kwargs: Any) -> Any:
+            result = self._fun(*args, **kwargs)
+            if outputs is None:
+                return result
+            leaves, tree = jax.tree.flatten(result)
+            return tree.unflatten(map(_resharded, leaves, _jax.broadcast_prefix(outputs, tree)))
+
+        nowhere = {"in_shardings": None, "out_shardings": None, "compiler_options": None}
+        wrap = functools.partial(jax.jit, **(self._options._asdict() | nowhere))
+        return call_over_arrays(wrap, fun, static, call)
 
     # -- the programs ---------------------------------------------------------------------------
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, list[Any]]:
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
         static, args, kwargs = self.take_static(args, kwargs)
         call = Call.of(args, kwargs)
         return self._entry(static, call), call.flat
 
-    def _entry(self, static: Any, call: Call) -> Entry:
+    def _entry(self, static: Any, call: Call) -> Any:
         """The entry for these arguments, made at the first call with their like."""
-        key = _key(static, call.tree, call.flat)
-        entries = self._entries.setdefault(key, [])
-        for entry in entries:
+        key = self._key(static, call)
+        for entry in self._entries.get(key, ()):
             # Which arguments are also closed over is known only after the trace.
             if entry.fits(call):
                 return entry
-        donated = self._donated(static or NO_STATIC, call)
-        made = Entry(self._fun, static, donated, self._options, call)
+        return self._add(key, call, self._made(static, call))
+
+    def _add(self, key: Any, call: Call, made: Any) -> Any:
+        entries = self._entries.setdefault(key, [])
         entries.append(made)
         # Another thread may have made one meanwhile: then all use that which came first.
         first = next(entry for entry in entries if entry.fits(call))
@@ -243,6 +293,43 @@ class Programs:
         for entry in self._all():
             entry.is_alone = len(self._all()) == 1
         return first
+
+    def _made(self, static: Static | None, call: Call) -> Any:
+        """An entry, which is a `Plain` if there are no refs at all."""
+        if call.refs:
+
+            def rebuild(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+                return (static or NO_STATIC).restore(*call.rebuild(refs, leaves))
+
+            transaction = Transaction.of(self._fun, call.refs, call.leaves, rebuild)
+        else:
+            plain = self._plain(static, call)
+            traced = plain.find_refs(*self._arguments(static, call))
+            if traced is None:
+                return plain
+            transaction = Transaction(traced, ())
+        name = getattr(self._fun, "__name__", "function")
+        donated = self._donated(static or NO_STATIC, call)
+        return Entry(transaction, name, static, donated, self._options, call)
+
+    def _plain(self, static: Static | None, call: Call) -> Plain:
+        chosen = self._static.keywords("static")
+        keywords = self._donate.keywords("donate") | self._options._asdict()
+        return Plain(self._fun, static, call.tree.flatten_up_to, chosen, keywords)
+
+    @staticmethod
+    def _arguments(static: Static | None, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call without refs, as they were given."""
+        return (static or NO_STATIC).restore(*call.rebuild((), call.leaves))
+
+    def _key(self, static: Static | None, call: Call) -> Any:
+        try:
+            kinds = map(_kind_of, call.flat)
+            return (static, call.tree, _jax.trace_context(), *kinds)
+        except (TypeError, OverflowError):
+            if not call.refs:  # Whatever is wrong with an argument, JAX has words for it.
+                self._plain(static, call).trace(*self._arguments(static, call))
+            raise
 
     def _all(self) -> list[Entry]:
         return [entry for entries in self._entries.values() for entry in entries]
@@ -260,13 +347,29 @@ class Programs:
         return [flag for flag, a in chosen for _ in jax.tree.leaves(a)]
 
 
+class _Methods(dict[str, Any]):
+    """The attributes of a compiled function, which are not those of what wraps it.
+
+    `functools.wraps` copies them, and `jax.jit` is such a wrapper: then `trace` would be ours.
+    """
+
+    def keys(self) -> Any:
+        return {}.keys()
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+
 def _forget(instances: dict[int, Any], key: int, _: Any) -> None:
     instances.pop(key, None)
 
 
-def _key(static: Any, tree: Any, flat: list[Any]) -> Any:
-    kinds = [(ref_type(x), sharding_of(x), is_ours(x)) if is_ref(x) else _type_of(x) for x in flat]
-    return (static, tree, _jax.trace_context(), *kinds)
+def _resharded(x: Any, sharding: Any) -> Any:
+    return x if sharding is None or is_ref(x) else jax.lax.with_sharding_constraint(x, sharding)
+
+
+def _kind_of(leaf: Any) -> Any:
+    return (ref_type(leaf), sharding_of(leaf), is_ours(leaf)) if is_ref(leaf) else _type_of(leaf)
 
 
 def _quick_key(static: Any, tree: Any, flat: list[Any]) -> Any:
