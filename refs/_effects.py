@@ -352,17 +352,20 @@ def _same_part(jaxpr: Any, get: Any, swap: Any) -> bool:
     )
 
 
-def _same_value(jaxpr: Any, a: Any, b: Any) -> bool:
+def _same_value(jaxpr: Any, a: Any, b: Any, assumed: set[Any] | None = None) -> bool:
     """True for one variable, and for two that the same was done to the same for.
 
     An index, `v[...] += x` of a view for instance, is computed for the reading and once more for
-    the writing.
+    the writing. A pair is looked at once, however many ways lead to it: one that isn't the same
+    ends it all.
     """
     if isinstance(a, _jax.Literal) or isinstance(b, _jax.Literal):
         both = isinstance(a, _jax.Literal) and isinstance(b, _jax.Literal)
         return both and np.array_equal(a.val, b.val)
-    if a is b:
+    assumed = set() if assumed is None else assumed
+    if a is b or (a, b) in assumed:
         return True
+    assumed.add((a, b))
     one, other = (_makers(jaxpr).get(v) for v in (a, b))
     return (
         one is not None
@@ -371,7 +374,9 @@ def _same_value(jaxpr: Any, a: Any, b: Any) -> bool:
         and one.params == other.params
         and not one.effects
         and one.outvars.index(a) == other.outvars.index(b)
-        and all(_same_value(jaxpr, x, y) for x, y in zip(one.invars, other.invars, strict=True))
+        and all(
+            _same_value(jaxpr, x, y, assumed) for x, y in zip(one.invars, other.invars, strict=True)
+        )
     )
 
 

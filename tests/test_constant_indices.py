@@ -85,3 +85,20 @@ def test_constants_that_name_an_element_twice(index):
 
     with pytest.raises(RefValueError, match=r"ref\.at\[i\]\.add\(…\)"):
         refs.vmap(lane)(X)
+
+
+def test_an_index_that_is_computed_twice_in_many_steps():
+    """Each step uses the last one's result twice: there are 2⁶⁰ ways down, and 60 steps."""
+
+    def hashed(i):
+        for k in range(60):
+            i = (i * (k + 1)) ^ i
+        return i & 3
+
+    r = refs.new_ref(jnp.zeros(4))
+
+    def step(i):
+        r[hashed(i)] = r[hashed(i)] + 1.0
+
+    refs.jit(step)(jnp.int32(7))
+    assert r[...].sum() == 1.0
