@@ -149,6 +149,7 @@ def trace(
 
     def flat(refs: Sequence[Any], leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         args, kwargs = rebuild(refs, leaves)
+        _jax.name_arguments(fun, args, kwargs, [*refs, *leaves])
         result, out_tree = jax.tree.flatten(fun(*args, **kwargs))
         arrays, markers, new = strip_refs(result, refs)
         out[:] = [out_tree, markers]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 from jax._src import (
     ad_util,
+    api_util,
     callback,
     compute_on,
     config,
@@ -105,6 +106,25 @@ eval_trace = core.eval_trace
 
 def current_trace() -> Any:
     return core.trace_ctx.trace
+
+
+def name_arguments(fun: Callable[..., Any], args: Any, kwargs: Any, tracers: Sequence[Any]) -> None:
+    """Lets JAX's errors name a user's function and its arguments, where one of ours is traced.
+
+    `tracers` are the arguments of ours, and the leaves of `args` and `kwargs` that aren't static.
+    """
+    frame = getattr(current_trace(), "frame", None)
+    if frame is None or frame.debug_info is None:
+        return
+    theirs = api_util.debug_info(frame.debug_info.traced_for, fun, args, kwargs)
+    leaves, names = jax.tree.leaves((args, kwargs)), theirs.arg_names or ()
+    name_of = {id(x): name for x, name in zip(leaves, names, strict=False)}
+    frame.debug_info = frame.debug_info._replace(
+        func_src_info=theirs.func_src_info,
+        arg_names=tuple(name_of.get(id(tracer), "") for tracer in tracers),
+    )
+    for tracer in tracers:
+        tracer._debug_info = frame.debug_info
 
 
 def is_jit_disabled() -> bool:

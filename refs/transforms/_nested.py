@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from refs import _jax
 from refs._ref import new_ref
 from refs._tracing import Call, result_of, strip_refs
 from refs.transforms._signature import Static
@@ -26,6 +27,7 @@ def call_over_arrays(
 
     def inner(leaves: list[Any]) -> Any:
         args, kwargs = static.restore(*call.rebuild(call.refs, leaves))
+        _jax.name_arguments(fun, args, kwargs, leaves)
         result, out_tree = jax.tree.flatten(fun(*args, **kwargs))
         arrays, markers, new = strip_refs(result, call.refs)
         out[:] = [out_tree, markers]

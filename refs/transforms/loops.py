@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from refs import _jax
 from refs._access import describe
 from refs._tracing import Call, is_ref
 from refs._view import is_view
@@ -76,6 +77,7 @@ def scan(
 
         def step(carry: Any, rows: Any) -> Any:
             [x], _ = call.rebuild(*rows)
+            _jax.name_arguments(f, (carry, x), {}, jax.tree.leaves((carry, rows)))
             return f(carry, x)
 
         return lax.scan(step, first, (refs, leaves), length=length, reverse=reverse, unroll=unroll)
@@ -166,7 +168,7 @@ def cond(
     >>> r
     Ref([0., 5.], dtype=float32)
     """
-    return _branch(lambda p, fs: lax.cond(p, *fs), pred, [true_fun, false_fun], operands)
+    return _branch(lambda p, fs, xs: lax.cond(p, *fs, xs), pred, [true_fun, false_fun], operands)
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
@@ -227,7 +229,7 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
 
 
 def _branch(
-    choose: Callable[[Any, Sequence[Any]], Any],
+    choose: Callable[[Any, Sequence[Any], Any], Any],
     index: Any,
     branches: Sequence[Callable[..., Any]],
     operands: tuple[Any, ...],
@@ -237,11 +239,15 @@ def _branch(
     def inside(refs: Any, arrays: Any) -> Any:
         index, leaves = arrays
 
-        def closed(branch: Callable[..., Any]) -> Callable[[], Any]:
-            args, _ = call.rebuild(refs, leaves)
-            return lambda: branch(*args)
+        def over_arrays(branch: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+            def called(leaves: list[Any]) -> Any:
+                args, _ = call.rebuild(refs, leaves)
+                _jax.name_arguments(branch, args, {}, leaves)
+                return branch(*args)
 
-        return choose(index, [closed(b) for b in branches])
+            return called
+
+        return choose(index, [over_arrays(b) for b in branches], leaves)
 
     return _run(inside, call.refs, [index, call.leaves])
 
