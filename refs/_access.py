@@ -94,6 +94,7 @@ def get(ref: Any, idx: Any = None) -> jax.Array:
     aval = check_ref(ref, "get")
     with blamed("get", ref):
         index = Index.parse(idx, aval.shape)
+        index.check_read()
     return _read(ref, index)
 
 
@@ -132,6 +133,8 @@ def swap(ref: Any, idx: Any, value: Any) -> jax.Array:
     Array(0, dtype=int32)
     """
     index, value = _located(ref, idx, value, "swap")
+    with blamed("swap", ref):
+        index.check_read()
     if _jax.at_top_level():
         return _eager.swap(ref, index, value)
     return index.finish(_bind_swap(ref, index, value))

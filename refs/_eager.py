@@ -203,7 +203,7 @@ def _locate(ref: Any, idx: Any) -> tuple[tuple[Any, ...], Any] | None:
             else:
                 numbers.append(start)
                 kinds.append((size, step))
-        elif type(entry) is _jax.ArrayImpl and entry.dtype == np.int32 and len(entries) == 1:
+        elif type(entry) is _jax.ArrayImpl and entry.dtype == np.int32 and n and len(entries) == 1:
             numbers.append(entry)
             kinds.append(("at", entry.shape))
         else:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import operator
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
+from refs._places import clipped, is_static, narrow, unwrapped
 from refs.errors import RefIndexError, RefTypeError
 
 
@@ -32,10 +32,6 @@ class NewAxis(NamedTuple):
     count: int = 1
 
 
-def is_static(x: Any) -> bool:
-    return isinstance(x, int | np.integer)
-
-
 class Reversed(NamedTuple):
     """A slice with a negative step: its elements in ascending order, to be reversed."""
 
@@ -54,38 +50,6 @@ def is_array(entry: Any) -> bool:
         and not is_static(entry)
         and np.ndim(entry) > 0
     )
-
-
-def is_constant(entry: Any) -> bool:
-    """True for an array whose contents are known, here and now."""
-    return isinstance(entry, np.ndarray) or (
-        isinstance(entry, _jax.ArrayImpl) and entry.is_fully_addressable
-    )
-
-
-def are_distinct(constants: list[tuple[np.ndarray, int]]) -> bool:
-    """True if index arrays, each for an axis of a size, name no element twice together."""
-    if not constants:
-        return False
-    arrays, sizes = zip(*constants, strict=True)
-    if 0 in sizes:
-        return True
-    # What is out of bounds is moved into them, where it may be taken for another one.
-    places = np.ravel_multi_index(arrays, sizes, mode="wrap")
-    return len(np.unique(places)) == places.size
-
-
-def shared(entry: Any) -> Any:
-    """The one array for a constant's contents: a trace knows it again by its identity.
-
-    `r[[2, 1]] += x` makes an array of the list twice, when it reads and when it writes.
-    """
-    if not isinstance(entry, np.ndarray):
-        return entry
-    return _shared.setdefault((entry.shape, entry.dtype.str, entry.tobytes()), entry)
-
-
-_shared: WeakValueDictionary[Any, np.ndarray] = WeakValueDictionary()
 
 
 def as_tuple(idx: Any) -> tuple[Any, ...]:
@@ -166,12 +130,28 @@ class _Mask(NamedTuple):
     indices: np.ndarray
 
 
-def bounded(entries: list[Any], shape: tuple[int, ...]) -> tuple[Any, ...]:
+class Bounds(NamedTuple):
+    """What becomes of integers that are out of bounds, as the keywords of `x.at[...]` say.
+
+    `mode` is None, then a Python integer must be in bounds, or that of `jax.numpy`: only "clip"
+    moves an index into bounds.
+    """
+
+    mode: str | None = None
+    wrap_negative_indices: bool = True
+
+
+BRACKETS = Bounds()
+
+
+def bounded(entries: list[Any], shape: tuple[int, ...], bounds: Bounds) -> tuple[Any, ...]:
     """Entries checked against the sizes of the axes that they index."""
-    return tuple(_bound(e, axis, n) for axis, (e, n) in enumerate(zip(entries, shape, strict=True)))
+    return tuple(
+        _bound(e, axis, n, bounds) for axis, (e, n) in enumerate(zip(entries, shape, strict=True))
+    )
 
 
-def _bound(entry: Any, axis: int, n: int) -> Any:
+def _bound(entry: Any, axis: int, n: int, bounds: Bounds) -> Any:
     if isinstance(entry, _Mask):
         if entry.shape[entry.k] != n:
             raise RefIndexError(
@@ -189,30 +169,21 @@ def _bound(entry: Any, axis: int, n: int) -> Any:
         return Span(start, size, entry.stride)
     if isinstance(entry, slice):
         return _bound_slice(entry, n)
-    if is_static(entry):
-        if not -n <= entry < n:
-            raise RefIndexError(f"index {entry} is out of bounds for axis {axis} of size {n}")
+    return _bound_integer(entry, axis, n, bounds)
+
+
+def _bound_integer(entry: Any, axis: int, n: int, bounds: Bounds) -> Any:
+    wraps = bounds.wrap_negative_indices
+    if is_static(entry) and (-n if wraps else 0) <= entry < n:
         return int(entry) % n
-    return narrow(entry, n) if isinstance(entry, np.ndarray) else entry
-
-
-def narrow(i: Any, n: int) -> Any:
-    """An index array or scalar for an axis of size `n` in the type that places are computed in.
-
-    What that can't hold is out of bounds, and stays so.
-    """
-    dtype = np.dtype(np.int32)
-    if n > np.iinfo(dtype).max and jax.config.jax_enable_x64:
-        dtype = np.dtype(np.int64)
-    if i.dtype == dtype:
-        return i
-    limits, own = np.iinfo(dtype), jnp.iinfo(i.dtype)
-    of = np if isinstance(i, np.ndarray) else jnp
-    if limits.max < own.max:
-        i = of.minimum(i, i.dtype.type(limits.max))
-    if own.min < limits.min:
-        i = of.maximum(i, i.dtype.type(limits.min))
-    return i.astype(dtype)
+    if (is_static(entry) and bounds.mode is None) or (not n and not np.ndim(entry)):
+        shown = "an index" if isinstance(entry, _jax.Tracer) else f"index {entry}"
+        raise RefIndexError(f"{shown} is out of bounds for axis {axis} of size {n}")
+    if is_static(entry) or isinstance(entry, np.ndarray):
+        entry = narrow(np.asarray(entry), n)
+    if not wraps:
+        entry = unwrapped(entry, n)
+    return clipped(entry, n) if bounds.mode == "clip" and n else entry
 
 
 def _bound_slice(entry: slice, n: int) -> Any:

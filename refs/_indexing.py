@@ -15,7 +15,6 @@ is out of bounds is an error, as in NumPy.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,19 +23,20 @@ import numpy as np
 from jax import lax
 
 from refs import _jax
+from refs._blocks import block_of
 from refs._index_syntax import (
+    BRACKETS,
+    Bounds,
     InBounds,
     NewAxis,
     Reversed,
     Span,
-    are_distinct,
     bounded,
     expand,
     is_array,
-    is_constant,
-    is_static,
-    shared,
 )
+from refs._places import are_distinct, is_constant, is_static, shared
+from refs._updates import UPDATES, scatter
 from refs._values import fit
 from refs.errors import RefIndexError
 
@@ -59,10 +59,12 @@ class Index(NamedTuple):
     # -- making ---------------------------------------------------------------------------------
 
     @staticmethod
-    def parse(idx: Any, shape: Sequence[int]) -> Index:
+    def parse(idx: Any, shape: Sequence[int], bounds: Bounds = BRACKETS) -> Index:
+        if isinstance(idx, Index):
+            return idx
         shape = tuple(shape)
         entries = expand(idx, shape)
-        dims = bounded([e for e in entries if not isinstance(e, NewAxis)], shape)
+        dims = bounded([e for e in entries if not isinstance(e, NewAxis)], shape, bounds)
         located = iter(dims)
         entries = [e if isinstance(e, NewAxis) else next(located) for e in entries]
         with_arrays = any(is_array(d) for d in dims)
@@ -113,6 +115,26 @@ class Index(NamedTuple):
         )
 
     @property
+    def int_shape(self) -> tuple[int, ...]:
+        """The shape that the integer arrays have together."""
+        return _int_shape(self.dims)
+
+    @property
+    def int_axes(self) -> tuple[int, ...]:
+        """Which axes of the taken value are theirs."""
+        return taken(self.dims, self.int_shape)[1]
+
+    @property
+    def axes(self) -> list[int | None]:
+        """For each axis of the result, which of the taken value it is, None for a new one."""
+        found: list[int | None] = []
+        rest = list(self.perm)
+        for size in self.result_shape:
+            is_new = not rest or self.taken_shape[rest[0]] != size
+            found.append(None if is_new else rest.pop(0))
+        return found
+
+    @property
     def is_whole(self) -> bool:
         """True for `...`: the value is the array itself."""
         return self.is_plain and all(
@@ -127,6 +149,15 @@ class Index(NamedTuple):
     @property
     def _in_order(self) -> bool:
         return self.perm == tuple(range(len(self.perm)))
+
+    def check_read(self) -> None:
+        """Raises if it names elements of an axis that has none: there is no nearest one."""
+        for axis, (dim, n) in enumerate(zip(self.dims, self.shape, strict=True)):
+            if not n and is_array(dim) and 0 not in self.int_shape:
+                raise RefIndexError(
+                    f"an index array of shape {np.shape(dim)} is out of bounds for axis {axis} of "
+                    "size 0"
+                )
 
     @property
     def has_arrays(self) -> bool:
@@ -199,7 +230,7 @@ class Index(NamedTuple):
     # -- reading and updating values ------------------------------------------------------------
 
     def read(self, x: Any) -> Any:
-        block = _block(self)
+        block = block_of(self.dims, self.shape)
         if not block.is_whole:
             x = block.read(x)
         if block.rest is not None:
@@ -228,10 +259,10 @@ class Index(NamedTuple):
         return self._update_taken(x, self.unfinish(value), method)
 
     def _update_taken(self, x: Any, value: Any, method: str) -> Any:
-        block = _block(self)
+        block = block_of(self.dims, self.shape)
         if block.rest is not None:
             part = x if block.is_whole else block.read(x)
-            part = _scatter(part.at[block.rest], method, value)
+            part = scatter(part, block.rest, method, value)
             return part if block.is_whole else block.write(x, part)
         value = _reshape(value, block.sizes)
         if block.is_whole:
@@ -239,122 +270,6 @@ class Index(NamedTuple):
         if method == "add":
             value = jnp.add(block.read(x), value)
         return block.write(x, value)
-
-
-def _scatter(at: Any, method: str, value: Any) -> Any:
-    if at.array.dtype == bool:
-        # XLA's scatters don't add or multiply booleans as NumPy does, but these are the same.
-        method = {"add": "max", "multiply": "min"}.get(method, method)
-    if method == "apply":
-        return _apply_each(at.array, at.index, value)
-    return getattr(at, method)(value)
-
-
-def _apply_each(x: Any, idx: Any, fn: Any) -> Any:
-    """Applies `fn` to one element after the other.
-
-    XLA's scatter could, but only a function that closes over nothing.
-    """
-    place = jnp.arange(x.size, dtype=jnp.int32).reshape(x.shape)
-    place = place.at[idx].get(mode="fill", fill_value=x.size).ravel()
-
-    if not place.size:
-        return x
-
-    def step(k: Any, flat: Any) -> Any:
-        return flat.at[place[k]].set(fit(fn(flat[place[k]]), (), x.dtype))
-
-    return lax.fori_loop(0, place.size, step, x.ravel()).reshape(x.shape)
-
-
-UPDATES: dict[str, Any] = {
-    "set": lambda old, value: value,
-    "add": jnp.add,
-    "multiply": jnp.multiply,
-    "min": jnp.minimum,
-    "max": jnp.maximum,
-    "apply": lambda old, fn: fn(old),
-}
-
-
-# ---------------------------------------------------------------------------------------------
-# Reading and writing: first a contiguous block of the array, then what is left within it
-
-
-class _Block(NamedTuple):
-    """A contiguous block, and `rest`, the index within it (None when it is the block itself)."""
-
-    starts: tuple[Any, ...]
-    sizes: tuple[int, ...]
-    shape: tuple[int, ...]
-    unchecked: tuple[Any, ...]  # (traced integer, dimension): where a write may be out of bounds
-    rest: tuple[Any, ...] | None
-
-    @property
-    def is_whole(self) -> bool:
-        return self.sizes == self.shape and not self.unchecked
-
-    def read(self, x: Any) -> Any:
-        if all(is_static(s) for s in self.starts):
-            stops = tuple(s + n for s, n in zip(self.starts, self.sizes, strict=True))
-            return lax.slice(x, self.starts, stops)
-        return lax.dynamic_slice(x, self.starts, self.sizes, allow_negative_indices=False)
-
-    def write(self, x: Any, value: Any) -> Any:
-        if self.unchecked:
-            inside = functools.reduce(
-                lax.bitwise_and,
-                [
-                    lax.bitwise_and(lax.ge(i, np.int32(0)), lax.lt(i, np.int32(n)))
-                    for i, n in self.unchecked
-                ],
-            )
-            # lax would clamp the index and hit another element; jax.numpy drops the write.
-            value = lax.select(jnp.broadcast_to(inside, value.shape), value, self.read(x))
-        return lax.dynamic_update_slice(x, value, self.starts, allow_negative_indices=False)
-
-
-def _block(index: Index) -> _Block:
-    starts: list[Any] = []
-    sizes: list[int] = []
-    rest: list[Any] = []
-    unchecked: list[tuple[Any, int]] = []
-    with_arrays = index.has_arrays
-    for dim, n in zip(index.dims, index.shape, strict=True):
-        in_bounds = isinstance(dim, InBounds)
-        dim = dim.value if in_bounds else dim
-        if isinstance(dim, Span):
-            span = (dim.size - 1) * dim.step + 1 if dim.size else 0
-            starts.append(_start(dim.start, n))
-            sizes.append(span)
-            rest.append(slice(None, None, dim.step))
-        elif with_arrays:
-            starts.append(0)
-            sizes.append(n)
-            rest.append(dim)
-        else:
-            starts.append(_start(dim, n))
-            sizes.append(1)
-            rest.append(0)
-            if not in_bounds and not is_static(dim):
-                unchecked.append((starts[-1], n))
-    stepped = any(isinstance(d, Span) and d.step > 1 and d.size > 1 for d in index.dims)
-    return _Block(
-        tuple(starts),
-        tuple(sizes),
-        index.shape,
-        tuple(unchecked),
-        tuple(rest) if with_arrays or stepped else None,
-    )
-
-
-def _start(start: Any, n: int) -> Any:
-    """An index on an axis of size `n`, counted from the front."""
-    if is_static(start):
-        return int(start)
-    if start.dtype != jnp.int32:
-        start = lax.convert_element_type(start, jnp.int32)
-    return lax.select(lax.lt(start, np.int32(0)), lax.add(start, np.int32(n)), start)
 
 
 def _reshape(x: Any, shape: tuple[int, ...]) -> Any:

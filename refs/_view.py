@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from refs import _access, _jax
 from refs._index_syntax import as_tuple
 from refs._indexing import Index
-from refs._values import fit
+from refs._nesting import nest
 
 
 class ViewMaker:
@@ -82,7 +81,7 @@ class RefView:
 
     def get(self) -> jax.Array:
         """Returns the part's value."""
-        return self._read(len(self._path))
+        return _access.get(self._ref, self._index("get", writing=False))
 
     def set(self, value: Any) -> None:
         """Overwrites the part."""
@@ -90,11 +89,12 @@ class RefView:
 
     def swap(self, value: Any) -> jax.Array:
         """Overwrites the part and returns what stood there."""
-        if len(self._path) == 1:
-            return _access.swap(self._ref, self._path[0], value)
-        old = self.get()
-        self.set(value)
-        return old
+        if self._arrays and len(self._path) > 1:
+            # What is out of bounds lies elsewhere for a read than for a write.
+            old = self.get()
+            self.set(value)
+            return old
+        return _access.swap(self._ref, self._index("swap", writing=True), value)
 
     def add(self, value: Any) -> None:
         """Adds to the part; elements named twice get both contributions."""
@@ -126,48 +126,29 @@ class RefView:
         path = "".join(f"[{_show(idx)}]" for idx in self._path)
         return f"RefView({_access.describe(self._ref)}{path}, shape={self.shape})"
 
-    def _read(self, depth: int) -> Any:
-        """The value that the first `depth` indices name."""
-        value = _access.get(self._ref, self._path[0])
-        with _access.blamed("get", self._ref):
-            for idx in self._path[1:depth]:
-                value = Index.parse(idx, value.shape).read(value)
-        return value
+    def _index(self, doing: str, *, writing: bool) -> Any:
+        """The one index that names the part; what isn't nested stays as it was written."""
+        first, *rest = self._path
+        if not rest:
+            return first
+        shape = _access.check_ref(self._ref, doing).shape
+        with _access.blamed(doing, self._ref):
+            index = Index.parse(first, shape)
+            for idx in rest:
+                inner = Index.parse(idx, index.result_shape)
+                if not writing:
+                    inner.check_read()
+                index = nest(index, inner, writing=writing)
+        return index
 
     def _update(self, method: str, operand: Any) -> None:
-        idx = self._path[-1]
-        if len(self._path) == 1:
-            if method == "set":
-                _access.set(self._ref, idx, operand)
-            elif method == "add":
-                _access.addupdate(self._ref, idx, operand)
-            else:
-                _access.update(self._ref, idx, method, operand)
-            return
-        # A part of a part: read the outer one, update it, write it back. What is only added needs
-        # no reading, if the outer one has no element twice.
-        outer = RefView(self._ref, self._path[:-1])
-        with _access.blamed(method, self._ref):
-            is_sum = method == "add" and not (outer._has_arrays or _jax.varying_axes(self._ref))
-            value = jnp.zeros(outer.shape, outer.dtype) if is_sum else outer.get()
-            index = Index.parse(idx, value.shape)
-            if method != "apply":
-                operand = fit(operand, index.result_shape, value.dtype)
-            new = index.update(value, method, operand)
-        if is_sum:
-            outer.add(new)
+        index = self._index(method, writing=True)
+        if method == "set":
+            _access.set(self._ref, index, operand)
+        elif method == "add":
+            _access.addupdate(self._ref, index, operand)
         else:
-            outer.set(new)
-
-    @property
-    def _has_arrays(self) -> bool:
-        shape = self._ref.shape
-        for idx in self._path:
-            index = Index.parse(idx, shape)
-            if index.has_arrays:
-                return True
-            shape = index.result_shape
-        return False
+            _access.update(self._ref, index, method, operand)
 
     # -- a pytree whose leaves are the ref and the arrays in its indices --------------------------
 

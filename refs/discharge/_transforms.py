@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from jax import lax
 from refs import _jax
 from refs._index_syntax import Span
 from refs._indexing import Index
+from refs._places import known
 from refs.errors import MissingRuleError
 
 
@@ -82,18 +82,13 @@ def _index(indexer: Any) -> Index:
 
 def _dims(indexer: Any) -> list[Any]:
     return [
-        Span(_static_or_traced(d.start, n), int(d.size), d.stride)
+        Span(_known(d.start, n), int(d.size), d.stride)
         if isinstance(d, _jax.Slice)
-        else _static_or_traced(d, n)
+        else _known(d, n)
         for d, n in zip(indexer.indices, indexer.shape, strict=True)
     ]
 
 
-def _static_or_traced(i: Any, n: int) -> Any:
+def _known(i: Any, n: int) -> Any:
     """A Python integer in bounds where the index is known, else an array or tracer."""
-    if isinstance(i, jax.Array):
-        return i
-    if np.ndim(i):
-        return np.asarray(i)
-    i = operator.index(i)
-    return i % n if n and -n <= i < n else np.asarray(i, np.int32)
+    return i if isinstance(i, jax.Array) else known(np.asarray(i), n)

@@ -21,6 +21,7 @@ from jax.extend.core import Primitive
 from refs import _jax
 from refs._index_syntax import Span
 from refs._indexing import Index, taken
+from refs._places import located, within
 
 lane_add_p = Primitive("lane_add")
 lane_add_p.multiple_results = True
@@ -104,9 +105,8 @@ def _of_all_lanes(indexer: Any, value: Any, size: int) -> tuple[Index, Any]:
         """The elements of a slice that starts elsewhere in each lane."""
         span, n = indexer.indices[k], indexer.shape[k]
         start = _to_front(span.start.value, span.start.axis, size)
-        start = jnp.where(start < 0, start + n, start)
         extent = (span.size - 1) * span.stride + 1 if span.size else 0
-        start = jnp.clip(start, 0, n - extent)  # as lax.dynamic_slice does
+        start = within(located(start, n), n - extent)  # as lax.dynamic_slice does
         steps = np.arange(span.size, dtype=np.int32) * np.int32(span.stride)
         place = [s if k == m else 1 for m, s in zip(moving, tail, strict=True)]
         return _reshape(start, size, int_shape, tail) + steps.reshape(place)

@@ -1,0 +1,110 @@
+"""Indices of every integer type, near its limits and beyond the ref: as in `jax.numpy`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import refs
+from refs.errors import RefIndexError
+
+TYPES = ["int8", "int16", "int32", "uint8", "uint16", "uint32"]
+
+
+def values(dtype):
+    info = np.iinfo(dtype)
+    near = [info.min, info.min + 3, info.max, info.max - 3, info.max // 2 + 1, info.max // 2 + 4]
+    return sorted({*near, 0, 3, 100, *(k for k in (-1, -5, -6, -100) if k >= info.min)})
+
+
+def eagerly(program, *args):
+    return program(*args)
+
+
+def compiled(program, *args):
+    return refs.jit(program)(*args)
+
+
+ways = pytest.mark.parametrize("run", [eagerly, compiled])
+
+
+@ways
+@pytest.mark.parametrize("n", [5, 300])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_integers_arrays_and_starts(run, dtype, n):
+    x = np.arange(float(n), dtype=np.float32)
+
+    def program(i):
+        r = refs.new_ref(x)
+        seen = [r[i], r[i[None]], r[jax.ds(i, 2)], r.at[::-1].at[i].get()]
+        r[i] = -1.0
+        r.at[i[None]].add(-2.0)
+        r.at[1:].at[i].add(-4.0)
+        r[jax.ds(i, 2)] = -3.0
+        return [*seen, r[...]]
+
+    for value in values(dtype):
+        place = value + n if value < 0 else value
+        nearest, start = np.clip(place, 0, n - 1), np.clip(place, 0, n - 2)
+        want = x.copy()
+        seen = [want[nearest], want[[nearest]], want[start : start + 2].copy()]
+        seen.append(want[::-1][nearest])
+        if 0 <= place < n:
+            want[place] = -3
+        inner = value + n - 1 if value < 0 else value
+        if 0 <= inner < n - 1:
+            want[1 + inner] -= 4
+        want[start : start + 2] = -3
+        got = run(program, jnp.asarray(np.array(value, dtype)))
+        for w, g in zip([*seen, want], got, strict=True):
+            np.testing.assert_array_equal(g, w, err_msg=f"{dtype} {value}")
+
+
+@ways
+def test_numpy_arrays_beyond_the_type_of_places(run):
+    def program():
+        r = refs.new_ref(jnp.arange(5.0))
+        r[np.array([2**32, -(2**40), 1])] = 9.0
+        r.at[::-1].at[np.array([2**32, 0])].add(1.0)
+        return r[...]
+
+    assert run(program).tolist() == [0, 9, 2, 3, 5]
+
+
+@ways
+def test_lanes_with_starts_of_their_own(run):
+    r = refs.new_ref(jnp.zeros(5))
+
+    @refs.vmap
+    def lane(i):
+        r.at[jax.ds(i, 2)].add(1.0)
+
+    run(lane, jnp.array([0, 3, 2**32 - 1, 2**31 + 1], jnp.uint32))
+    assert r[...].tolist() == [1, 1, 0, 3, 3]
+
+
+@ways
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0)])
+def test_an_axis_of_size_0(run, shape):
+    r = refs.new_ref(jnp.zeros(shape), name="r")
+    index = (slice(None),) * shape.index(0)
+    here = rf"ref `r` .*: .* is out of bounds for axis {shape.index(0)} of size 0"
+    with pytest.raises(RefIndexError, match=here):
+        run(lambda i: r[(*index, i)], jnp.int32(0))
+    with pytest.raises(RefIndexError, match=here):
+        run(lambda i: r.at[(*index, i)].set(1.0), jnp.int32(0))
+    with pytest.raises(RefIndexError, match=here):
+        run(lambda i: r[(*index, i)], jnp.array([0, 1]))
+    with pytest.raises(RefIndexError, match=here):
+        run(lambda i: refs.swap(r, (*index, i), 1.0), jnp.array([0, 1]))
+    with pytest.raises(RefIndexError, match=r"ref `r` .* is out of bounds for axis 0 of size 0"):
+        run(lambda i: r.at[index].at[..., 0:0].at[:0].at[i].get(), jnp.array([0, 1]))
+
+    def writes(i):
+        r.at[(*index, i)].add(1.0)
+        r[(*index, i)] = 1.0
+        r.at[:0].at[i].set(1.0)
+        return r[(*index, jax.ds(i[0], 0))], r[(*index, i[:0])]
+
+    for part in run(writes, jnp.array([0, 1])):
+        assert part.size == 0
