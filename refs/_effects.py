@@ -220,6 +220,20 @@ def has_custom_vjp(closed: Any) -> bool:
 _has_custom_vjp: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
+def has_custom_rules(jaxpr: Any) -> bool:
+    """True where a jaxpr, at any depth, has a derivative rule of a user's."""
+    if jaxpr not in _has_custom_rules:
+        _has_custom_rules[jaxpr] = any(
+            _jax.has_rules(eqn)
+            or any(has_custom_rules(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
+            for eqn in jaxpr.eqns
+        )
+    return _has_custom_rules[jaxpr]
+
+
+_has_custom_rules: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
 def _any_ref(variables: Iterable[Any]) -> bool:
     return any(_jax.is_ref_type(v.aval) for v in variables)
 

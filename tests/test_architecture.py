@@ -37,7 +37,7 @@ LAYERS = [
     ["callbacks._held", "callbacks.callback"],
     ["lanes", "lanes._primitives", "lanes._variance"],
     ["discharge._registry", "discharge._transforms", "discharge._cells"],
-    ["discharge._lanes", "discharge._ours"],
+    ["discharge._lanes", "discharge._late", "discharge._ours"],
     ["discharge._interpreter"],
     ["discharge._program", "discharge._custom", "discharge._kept"],
     ["discharge._pure", "discharge.*"],

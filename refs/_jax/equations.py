@@ -138,5 +138,19 @@ def with_equations(jaxpr: Any, fun: Callable[[Any], Any]) -> Any:
     return fun(jaxpr)
 
 
+def map_jaxprs(eqn: Any, fun: Callable[[Any], Any]) -> Any:
+    """The equation with `fun` of each jaxpr among its parameters."""
+
+    def mapped(value: Any) -> Any:
+        return with_equations(value, fun) if isinstance(value, Jaxpr | ClosedJaxpr) else value
+
+    new = {
+        key: type(value)(map(mapped, value)) if type(value) in (tuple, list) else mapped(value)
+        for key, value in eqn.params.items()
+        if any(True for _ in jaxprs_in({key: value}))
+    }
+    return eqn.replace(params={**eqn.params, **new})
+
+
 def is_zero_literal(literal: Any) -> bool:
     return not np.issubdtype(literal.aval.dtype, np.bool_) and bool(literal.val == 0)

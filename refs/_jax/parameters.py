@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax._src import ad_util
+from jax._src import linear_util as lu
 
 from refs._jax.equations import as_closed
-from refs._jax.names import zeros_like_aval
+from refs._jax.names import custom_jvp_call_p, custom_vjp_call_p, zeros_like_aval
 
 
 class ScanParams(NamedTuple):
@@ -111,6 +113,40 @@ def vjp_rule(params: dict[str, Any]) -> VjpRule:
         lambda: params["out_trees"]()[2],
         bwd,
     )
+
+
+def has_rules(eqn: Any) -> bool:
+    """True of the call of a function with derivative rules of the user's."""
+    return eqn.primitive is custom_jvp_call_p or eqn.primitive is custom_vjp_call_p
+
+
+def with_rules(
+    eqn: Any,
+    forward: Callable[[Any, Sequence[Any]], tuple[Any, Sequence[Any]]],
+    backward: Callable[[Callable[..., Any], Sequence[Any]], Any],
+) -> Any:
+    """The call of a function with derivative rules, with other rules.
+
+    `forward(jaxpr, consts)` replaces what a rule that is traced when it is needed has become, and
+    `backward(rule, args)` is called instead of a backward rule.
+    """
+
+    def replaced(key: str, fun: Callable[..., Any]) -> lu.WrappedFun:
+        old = eqn.params[key]
+        return lu.wrap_init(functools.partial(fun, old.call_wrapped), debug_info=old.debug_info)
+
+    def trace(old: Callable[..., Any], *zeros: bool) -> tuple[Any, ...]:
+        jaxpr, consts, *rest = old(*zeros)
+        return (*forward(jaxpr, consts), *rest)
+
+    def run(old: Callable[..., Any], *given: Any) -> Any:
+        return backward(old, given)
+
+    if eqn.primitive is custom_jvp_call_p:
+        new = {"jvp_jaxpr_fun": replaced("jvp_jaxpr_fun", trace)}
+    else:
+        new = {"fwd_jaxpr_thunk": replaced("fwd_jaxpr_thunk", trace), "bwd": replaced("bwd", run)}
+    return eqn.replace(params={**eqn.params, **new})
 
 
 # The oldest JAX's backward pass can't accumulate into a ref where a slice was read.

@@ -21,8 +21,9 @@ from refs._effects import Touch
 from refs.callbacks._primitives import host_callback_p
 from refs.discharge._cells import Cell, Row, root
 from refs.discharge._lanes import Lanes, Sum
+from refs.discharge._late import Bindings, late, untouched
 from refs.discharge._ours import rule_of
-from refs.errors import RefEscapeError, RefStateError
+from refs.errors import RefEscapeError
 
 
 class Frame(NamedTuple):
@@ -46,19 +47,19 @@ class Context:
     def __init__(
         self,
         outer: Context | None = None,
-        inner_of: dict[int, Cell] | None = None,
+        around: Bindings | None = None,
+        inside: Callable[[Cell], Cell | None] = lambda cell: cell,
         differentiated: bool = False,
         lanes: Lanes | None = None,
     ):
-        self._outer = outer
         self.differentiated = differentiated if outer is None else outer.differentiated
         self.keeps_reads = outer is not None and outer.keeps_reads
         self.repeats = outer is not None and outer.repeats
         self.lanes = lanes
-        self._inner_of = inner_of or {}
         self._frames: list[Frame] = []
         self.cells: dict[int, Cell] = {}
         self._memo: dict[Any, Any] = {}
+        self._around, self._inside = around, inside
 
     def eval(self, closed: Any, args: Sequence[Any]) -> list[Any]:
         """Interprets a closed jaxpr in place: `args` are values and cells, and so are results."""
@@ -86,14 +87,15 @@ class Context:
         # In lanes that part, a callback is made for those only that come by.
         calls_host = self.lanes is not None and _calls_host(eqn)
         rule = rule_of(eqn, args, is_ours=calls_host or self._may_touch_later(eqn))
-        return _jax.bind_eqn(eqn, args) if rule is None else rule(self, eqn, args)
+        if rule is not None:
+            return rule(self, eqn, args)
+        if self.differentiated or self.lanes is not None:
+            eqn = late(eqn, self.bindings(), self._memo)
+        return _jax.bind_eqn(eqn, args)
 
     def _may_touch_later(self, eqn: Any) -> bool:
-        """A backward rule may close over refs of this very trace: what they are, we must tell it.
-
-        It is traced when it is needed. Outside differentiation it never is.
-        """
-        return (self.differentiated or self.lanes is not None) and (
+        """Lanes that part take along which of them come by, to the backward pass too."""
+        return self.lanes is not None and (
             eqn.primitive is _jax.custom_vjp_call_p
             or any(_effects.has_custom_vjp(inner) for inner in _jax.jaxprs_in(eqn.params))
         )
@@ -105,10 +107,7 @@ class Context:
     def cell_of(self, ref: Any) -> Cell:
         """The cell of a concrete ref."""
         if id(ref) not in self.cells:
-            raise RefStateError(
-                f"a custom derivative rule touches {describe(ref)}, which the function that it is "
-                "the rule of doesn't: touch the ref there too, or write it in the backward rule"
-            )
+            raise untouched(describe(ref))
         return self.cells[id(ref)]
 
     def memoised(self, key: Any, alive: Any, make: Callable[[], Any]) -> Any:
@@ -135,49 +134,17 @@ class Context:
         finally:
             self.lanes = lanes
 
+    def bindings(self) -> Bindings:
+        """What variables and refs stand for here."""
+        envs = tuple(frame.env for frame in reversed(self._frames))
+        return Bindings(envs, self.cells, self._around, self._inside)
+
     def resolve(self, const: Any) -> Any:
-        """The value or cell, here, of a constant of a rule that was traced long after.
-
-        Custom derivative rules are traced when they are needed. What they close over is a concrete
-        ref, an array, or a tracer of a trace that has ended: then it is known by its variable.
-        """
-        if isinstance(const, _jax.NativeRef) and not isinstance(const, _jax.Tracer):
-            return self.cell_of(const)
-        var = _jax.var_of(const) if isinstance(const, _jax.Tracer) else None
-        return const if var is None else self._lookup(var, const)
-
-    def targets(self) -> Callable[[Any], Any]:
-        """Finds, once this interpretation has ended, the ref that a late constant stands for."""
-        cells: dict[Any, Cell] = dict(self.cells)
-        ctx: Context | None = self
-        while ctx is not None:
-            for frame in ctx._frames:
-                found = {v: x for v, x in frame.env.items() if isinstance(x, Cell)}
-                cells = {**found, **cells}
-            ctx = ctx._outer
-
-        # Not the cells: their values are gone by then.
-        targets = {key: cell.target for key, cell in cells.items()}
-
-        def target(ref: Any) -> Any:
-            key = _jax.var_of(ref) if isinstance(ref, _jax.Tracer) else id(ref)
-            return targets.get(key, ref)
-
-        return target
-
-    def _lookup(self, var: Any, const: Any) -> Any:
-        for frame in reversed(self._frames):
-            if var in frame.env:
-                return frame.env[var]
-        if self._outer is None:
-            if isinstance(const, _jax.NativeRef):
-                raise RefEscapeError(
-                    f"a custom derivative rule closes over {describe(const)}, which is not in "
-                    "scope where the rule is applied: pass the ref as an argument"
-                )
-            return const
-        found = self._outer._lookup(var, const)
-        return self._inner_of.get(id(found), found) if isinstance(found, Cell) else found
+        """The value or cell, here, of a constant of a rule that was traced long after."""
+        found = self.bindings().find(const)
+        if isinstance(found, _jax.NativeRef):
+            raise untouched(describe(found))
+        return found
 
     @contextmanager
     def _frame(self, frame: Frame) -> Iterator[None]:
@@ -210,9 +177,12 @@ class Scope:
 
     def __init__(self, ctx: Context, calls: Sequence[tuple[Any, Sequence[Any]]]):
         self._ctx = ctx
+        self.bindings = ctx.bindings()
         touched: list[tuple[Cell, Touch]] = []
         self.portable = True
         for closed, args in calls:
+            # What a backward rule touches are the refs of this very call.
+            self.portable &= not _effects.has_custom_vjp(closed)
             found = _effects.touches(closed)
             for arg, kind in zip(args, found.inputs, strict=True):
                 if isinstance(arg, Cell):
@@ -330,7 +300,7 @@ class Inside:
             )
             for outer, inner in zip(outers, inners, strict=True)
         }
-        self.ctx = Context(ctx, self._inner_of)
+        self.ctx = Context(ctx, scope.bindings, self.find)
         if ctx.lanes is not None:
             self.ctx.lanes = ctx.lanes.inside(constants[len(scope.read) :])
         self.ctx.cells = {
@@ -350,6 +320,13 @@ class Inside:
         if isinstance(outer, Row) and id(outer) not in self._inner_of:
             return Row(self.cell(outer.whole), outer.index)
         return self._inner_of[id(outer)]
+
+    def find(self, outer: Cell) -> Cell | None:
+        """`cell`, or None if the scope doesn't have it."""
+        try:
+            return self.cell(outer)
+        except KeyError:
+            return None
 
     def run(self, closed: Any, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Runs a jaxpr on inner arrays and outer cells: (outputs, new state)."""

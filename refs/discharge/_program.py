@@ -89,9 +89,16 @@ class Program(NamedTuple):
 
 
 def run_in_lanes(
-    program: Program, refs: Sequence[Any], inputs: Sequence[Any], lanes: Lanes
+    program: Program,
+    refs: Sequence[Any],
+    arrays: Sequence[Any],
+    inputs: Sequence[Any],
+    lanes: Lanes,
 ) -> list[Any]:
-    """Runs a program on its refs themselves, in a lane: it takes arrays only, that all vary."""
+    """Runs a program on its refs themselves, in a lane: its inputs are arrays, that all vary.
+
+    `arrays` stand for the other constants.
+    """
     touches, _ = program.touches({})
     origins = [getattr(ref, "origin", None) for ref in refs]
     contents = [Contents(o, False, touch) for o, touch in zip(origins, touches, strict=True)]
@@ -101,7 +108,8 @@ def run_in_lanes(
         Sum(ref, origin) if touch == Touch.ACCUMULATE else Cell(_access.get(ref), origin)
         for ref, origin, touch in zip(refs, origins, touches, strict=True)
     ]
-    out = program.run(Context(lanes=lanes._replace(variance=variance)), cells, inputs)
+    ctx = Context(lanes=lanes._replace(variance=variance))
+    out = program.run(ctx, cells, inputs, arrays)
     for ref, cell, touch in zip(refs, cells, touches, strict=True):
         if touch.changes and touch != Touch.ACCUMULATE:
             _access.set(ref, ..., cell.read())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from refs.discharge._cells import Cell
 from refs.discharge._custom import eval_rule, is_smooth, through
 from refs.discharge._interpreter import Context, merge, split
 from refs.discharge._lanes import Lanes
+from refs.discharge._late import apply_backward, found_later
 from refs.discharge._program import Program, run_in_lanes
 from refs.discharge._registry import register
 from refs.errors import RefEscapeError
@@ -31,7 +32,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
     [closed] = _jax.jaxprs_in(eqn.params)
     rule = _jax.vjp_rule(eqn.params)
     scope = ctx.scope((closed, args))
-    target, where, variance = ctx.targets(), _jax.user_line(eqn), ctx.lanes and ctx.lanes.variance
+    where, variance = _jax.user_line(eqn), ctx.lanes and ctx.lanes.variance
     n_flags = len(scope.constants) - len(scope.read)
     n_sums = len(scope.sums)
     # The backward pass comes when the values of this interpretation are gone: it knows cells by id.
@@ -91,16 +92,20 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
                     "shard_map, where a ref from outside can't be written after the forward pass: "
                     "return what it writes as a cotangent, or apply shard_map inside"
                 )
-            refs = [_found(ref, target, where) for ref in program.refs]
-            if variance is not None:
-                return run_in_lanes(program, refs, arrays, Lanes(variance, *flags))
-            consts = [
-                c if k is None else refs[k]
-                for c, k in zip(traced.consts, program.const_refs, strict=True)
-            ]
-            return _jax.eval_jaxpr(traced, consts, arrays)
 
-        in_cts = _backward(rule, residuals, out_cts, run)
+            def found(consts: Sequence[Any]) -> list[Any]:
+                return [found_later(c, scope.bindings, where) for c in consts]
+
+            if variance is None:
+                return _jax.eval_jaxpr(traced, found(traced.consts), arrays)
+            lanes = Lanes(variance, *flags)
+            return run_in_lanes(program, found(program.refs), found(program.arrays), arrays, lanes)
+
+        def backward(*given: Any) -> list[Any]:
+            return rule.bwd(given[: len(residuals)], given[len(residuals) :])
+
+        in_cts = apply_backward(backward, [*residuals, *out_cts], run)
+        in_cts = [None if _jax.is_symbolic_zero(ct) else ct for ct in in_cts]
         of_ref: dict[Any, Any] = {}
         for key, ct in zip(cell_ids, in_cts, strict=True):
             if key is not None:
@@ -129,42 +134,6 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
 def _sum(a: Any, b: Any) -> Any:
     """The sum of two cotangents, of which None is zero."""
     return b if a is None else a if b is None else a + b
-
-
-def _backward(
-    rule: _jax.VjpRule, residuals: list[Any], out_cts: list[Any], run: Callable[..., list[Any]]
-) -> list[Any]:
-    """The user's backward rule, on the refs that it touches as they are now; None is zero.
-
-    It may close over refs of a trace that has ended long ago, so it is traced by itself, and run
-    with what those refs stand for.
-    """
-    zeros: list[bool] = []
-    given = [*residuals, *out_cts]
-    symbolic = [_jax.is_symbolic_zero(x) for x in given]
-
-    def nonzero(arrays: list[Any]) -> list[Any]:
-        rest = iter(arrays)
-        full = [x if zero else next(rest) for x, zero in zip(given, symbolic, strict=True)]
-        cts = rule.bwd(full[: len(residuals)], full[len(residuals) :])
-        zeros[:] = [_jax.is_symbolic_zero(ct) for ct in cts]
-        return [ct for ct, zero in zip(cts, zeros, strict=True) if not zero]
-
-    arrays = [x for x, zero in zip(given, symbolic, strict=True) if not zero]
-    out = iter(run(jax.make_jaxpr(nonzero)(arrays), arrays))
-    return [None if zero else next(out) for zero in zeros]
-
-
-def _found(ref: Any, target: Callable[[Any], Any], where: str) -> Any:
-    """The ref that one in a backward rule stands for, now that the backward pass runs."""
-    found = target(ref)
-    if found is None:
-        raise RefEscapeError(
-            f"the backward rule at {where} touches {describe(ref)}, which is gone when the "
-            "backward pass runs: it was made inside the differentiated function, is an argument "
-            "of a mapped one, or belongs to a pure one. Use a ref made outside, and `refs.grad`"
-        )
-    return found
 
 
 def _values(primals: Any) -> Any:

@@ -149,10 +149,4 @@ def map_jaxprs(eqn: Any, fun: Any) -> Any:
     """The equation with `fun` of each jaxpr of its loop or branches."""
     if eqn.primitive not in (*LOOPS, _jax.cond_p):
         return eqn
-    params = dict(eqn.params)
-    for key, value in params.items():
-        if isinstance(value, tuple) and any(True for _ in _jax.jaxprs_in({key: value})):
-            params[key] = tuple(_jax.with_equations(j, fun) for j in value)
-        elif any(True for _ in _jax.jaxprs_in({key: value})):
-            params[key] = _jax.with_equations(value, fun)
-    return eqn.replace(params=params)
+    return _jax.map_jaxprs(eqn, fun)

@@ -1,0 +1,144 @@
+"""What rules of custom derivatives close over: they are traced when they are needed.
+
+By then the trace may have ended in which a rule was written. What it closes over is a concrete ref,
+an array, or a tracer, which is known by its variable. So an equation with such rules takes along
+what the variables stand for where it stands. Otherwise it goes to JAX as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from refs import _jax
+from refs._access import describe
+from refs._effects import has_custom_rules
+from refs.discharge._cells import Cell
+from refs.discharge._registry import rule_for
+from refs.errors import RefEscapeError, RefStateError
+
+
+class Bindings(NamedTuple):
+    """What variables and refs stand for at a point of an interpretation.
+
+    Attributes:
+      envs: the values and cells of the variables of the jaxprs under way, the innermost first.
+      cells: the cell of each concrete ref, by the ref's id.
+      outer: the same where the body under way is run, if it is one.
+      inside: the cell, in this body, of a cell of `outer`, or None.
+    """
+
+    envs: tuple[dict[Any, Any], ...]
+    cells: dict[int, Cell]
+    outer: Bindings | None
+    inside: Callable[[Cell], Cell | None]
+
+    def find(self, const: Any) -> Any:
+        """The value or cell that a constant of a rule stands for; itself, if it is none of ours."""
+        here = self._here(const)
+        if here is not None or self.outer is None:
+            return const if here is None else here
+        found = self.outer.find(const)
+        if not isinstance(found, Cell):
+            return found
+        cell = self.inside(found)
+        if cell is None:
+            raise untouched(found.describe())
+        return cell
+
+    def target(self, const: Any) -> Any:
+        """What it is once the interpretation has ended: of a ref, the ref itself or None."""
+        here = self._here(const)
+        if here is None:
+            return const if self.outer is None else self.outer.target(const)
+        return here.target if isinstance(here, Cell) else here
+
+    def _here(self, const: Any) -> Any:
+        if id(const) in self.cells:
+            return self.cells[id(const)]
+        var = _jax.var_of(const) if isinstance(const, _jax.Tracer) else None
+        return next((env[var] for env in self.envs if var in env), None)
+
+
+def untouched(described: str) -> RefStateError:
+    return RefStateError(
+        f"a custom derivative rule touches {described}, which the function that it is "
+        "the rule of doesn't: touch the ref there too, or write it in the backward rule"
+    )
+
+
+def late(eqn: Any, bindings: Bindings, known: dict[Any, Any]) -> Any:
+    """An equation without refs, the rules in which find what they close over.
+
+    `known` keeps what was made of a jaxpr, so that one that is called many times stays one.
+    """
+
+    def rewritten(eqn: Any) -> Any:
+        if not _jax.has_rules(eqn):
+            # Of a primitive that isn't JAX's own, who knows what else depends on its jaxprs.
+            return eqn if rule_for(eqn.primitive) is None else _jax.map_jaxprs(eqn, inside)
+        where = _jax.user_line(eqn)
+
+        def backward(rule: Callable[..., Any], given: Sequence[Any]) -> Any:
+            def run(traced: Any, arrays: Sequence[Any]) -> list[Any]:
+                consts = [found_later(c, bindings, where) for c in traced.consts]
+                return _jax.eval_jaxpr(_jax.with_equations(traced, inside), consts, arrays)
+
+            return apply_backward(rule, given, run)
+
+        return _jax.with_rules(eqn, forward, backward)
+
+    def forward(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, list[Any]]:
+        found = [bindings.find(c) for c in consts]
+        for x in found:
+            if isinstance(x, Cell):
+                raise untouched(x.describe())
+        return inside(jaxpr), found
+
+    def inside(jaxpr: Any) -> Any:
+        key = (jaxpr, *map(id, bindings.envs))
+        if key not in known and has_custom_rules(jaxpr):
+            known[key] = bindings, jaxpr.replace(eqns=[rewritten(e) for e in jaxpr.eqns])
+        return known[key][1] if key in known else jaxpr
+
+    return rewritten(eqn)
+
+
+def apply_backward(
+    rule: Callable[..., Any], given: Sequence[Any], run: Callable[..., list[Any]]
+) -> Any:
+    """`rule(*given)`, a user's backward rule, on what it closes over now that it runs.
+
+    It is traced by itself, and `run(jaxpr, arrays)`. What isn't traced stays what it is.
+    """
+    is_traced = [isinstance(x, _jax.Tracer) for x in given]
+    out: Any = []
+
+    def traced_rule(arrays: list[Any]) -> list[Any]:
+        rest = iter(arrays)
+        leaves, tree = jax.tree.flatten(
+            rule(*(next(rest) if t else x for x, t in zip(given, is_traced, strict=True)))
+        )
+        out[:] = leaves, tree
+        return [x for x in leaves if isinstance(x, _jax.Tracer)]
+
+    arrays = [x for x, t in zip(given, is_traced, strict=True) if t]
+    results = iter(run(jax.make_jaxpr(traced_rule)(arrays), arrays))
+    leaves, tree = out
+    return jax.tree.unflatten(
+        tree, [next(results) if isinstance(x, _jax.Tracer) else x for x in leaves]
+    )
+
+
+def found_later(const: Any, bindings: Bindings, where: str) -> Any:
+    """What a constant of a backward rule stands for, now that the backward pass runs."""
+    found = bindings.target(const)
+    if found is None:
+        raise RefEscapeError(
+            f"the backward rule at {where} touches {describe(const)}, which is gone when the "
+            "backward pass runs: it was made inside the differentiated function, is an argument "
+            "of a mapped one, or belongs to a pure one. Use a ref made outside, and `refs.grad`"
+        )
+    return found
