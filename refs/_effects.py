@@ -205,35 +205,6 @@ def uses_refs(closed: Any) -> bool:
     )
 
 
-def has_custom_vjp(closed: Any) -> bool:
-    """True where a jaxpr, at any depth, has a derivative rule whose backward pass is a user's."""
-    jaxpr = closed.jaxpr
-    if jaxpr not in _has_custom_vjp:
-        _has_custom_vjp[jaxpr] = any(
-            eqn.primitive is _jax.custom_vjp_call_p
-            or any(has_custom_vjp(inner) for inner in _jax.jaxprs_in(eqn.params))
-            for eqn in jaxpr.eqns
-        )
-    return _has_custom_vjp[jaxpr]
-
-
-_has_custom_vjp: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-
-
-def has_custom_rules(jaxpr: Any) -> bool:
-    """True where a jaxpr, at any depth, has a derivative rule of a user's."""
-    if jaxpr not in _has_custom_rules:
-        _has_custom_rules[jaxpr] = any(
-            _jax.has_rules(eqn)
-            or any(has_custom_rules(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
-            for eqn in jaxpr.eqns
-        )
-    return _has_custom_rules[jaxpr]
-
-
-_has_custom_rules: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-
-
 def _any_ref(variables: Iterable[Any]) -> bool:
     return any(_jax.is_ref_type(v.aval) for v in variables)
 

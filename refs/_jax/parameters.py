@@ -115,6 +115,11 @@ def vjp_rule(params: dict[str, Any]) -> VjpRule:
     )
 
 
+def is_custom_vjp(eqn: Any) -> bool:
+    """True of the call of a function with a backward rule of the user's."""
+    return eqn.primitive is custom_vjp_call_p
+
+
 def has_rules(eqn: Any) -> bool:
     """True of the call of a function with derivative rules of the user's."""
     return eqn.primitive is custom_jvp_call_p or eqn.primitive is custom_vjp_call_p

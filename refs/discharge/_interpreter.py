@@ -21,7 +21,7 @@ from refs._effects import Touch
 from refs.callbacks._primitives import host_callback_p
 from refs.discharge._cells import Cell, Row, root
 from refs.discharge._lanes import Lanes, Sum
-from refs.discharge._late import Bindings, late, untouched
+from refs.discharge._late import Bindings, has_custom_vjp, late, untouched
 from refs.discharge._ours import rule_of
 from refs.errors import RefEscapeError
 
@@ -96,8 +96,8 @@ class Context:
     def _may_touch_later(self, eqn: Any) -> bool:
         """Lanes that part take along which of them come by, to the backward pass too."""
         return self.lanes is not None and (
-            eqn.primitive is _jax.custom_vjp_call_p
-            or any(_effects.has_custom_vjp(inner) for inner in _jax.jaxprs_in(eqn.params))
+            _jax.is_custom_vjp(eqn)
+            or any(has_custom_vjp(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
         )
 
     def is_used(self, var: Any) -> bool:
@@ -182,7 +182,7 @@ class Scope:
         self.portable = True
         for closed, args in calls:
             # What a backward rule touches are the refs of this very call.
-            self.portable &= not _effects.has_custom_vjp(closed)
+            self.portable &= not has_custom_vjp(closed.jaxpr)
             found = _effects.touches(closed)
             for arg, kind in zip(args, found.inputs, strict=True):
                 if isinstance(arg, Cell):

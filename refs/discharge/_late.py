@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import jax
 
 from refs import _jax
 from refs._access import describe
-from refs._effects import has_custom_rules
 from refs.discharge._cells import Cell
 from refs.discharge._registry import rule_for
 from refs.errors import RefEscapeError, RefStateError
@@ -104,6 +104,32 @@ def late(eqn: Any, bindings: Bindings, known: dict[Any, Any]) -> Any:
         return known[key][1] if key in known else jaxpr
 
     return rewritten(eqn)
+
+
+def has_custom_vjp(jaxpr: Any) -> bool:
+    """True where a jaxpr, at any depth, has a derivative rule whose backward pass is a user's."""
+    return _has_rules(jaxpr, _jax.is_custom_vjp, _with_backward)
+
+
+def has_custom_rules(jaxpr: Any) -> bool:
+    """True where a jaxpr, at any depth, has a derivative rule of a user's."""
+    return _has_rules(jaxpr, _jax.has_rules, _with_rules)
+
+
+def _has_rules(
+    jaxpr: Any, test: Callable[[Any], bool], known: WeakKeyDictionary[Any, bool]
+) -> bool:
+    if jaxpr not in known:
+        known[jaxpr] = any(
+            test(eqn)
+            or any(_has_rules(inner.jaxpr, test, known) for inner in _jax.jaxprs_in(eqn.params))
+            for eqn in jaxpr.eqns
+        )
+    return known[jaxpr]
+
+
+_with_backward: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_with_rules: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def apply_backward(

@@ -18,10 +18,10 @@ import numpy as np
 
 from refs import _jax
 from refs._access import check_ref, describe, get
-from refs._effects import has_custom_vjp
 from refs._indexing import Index
 from refs._tracing import NewRef, is_ref, one_name, unique, zeros_like
 from refs._view import RefView, is_view
+from refs.discharge._late import has_custom_vjp
 from refs.errors import RefEscapeError, RefTypeError, RefValueError
 from refs.transforms._transaction import Slot, Transaction, in_transaction, run
 
@@ -238,7 +238,7 @@ class Differentiable:
                 )
         arrays = [k for k, marker in enumerate(traced.out_leaves) if marker is None]
         self._outputs = [arrays.index(k) for k in places]
-        self.has_backward_effects = has_custom_vjp(traced.jaxpr)
+        self.has_backward_effects = has_custom_vjp(traced.jaxpr.jaxpr)
 
     @property
     def values(self) -> list[Any]:
