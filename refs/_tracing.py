@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from refs import _access, _jax
+from refs._absent import present_or_absent
 from refs._ref import Ref, is_concrete
 from refs._ref_type import RefType
 from refs._site import is_raised_by_jax
@@ -260,7 +261,7 @@ def make_jaxpr(fun: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def made(*args: Any, **kwargs: Any) -> Any:
-        call = Call.of(args, kwargs)
+        call = Call.of(args, kwargs, runs=False)
         return trace(fun, [ref_type(r) for r in call.refs], call.leaves, call.rebuild).jaxpr
 
     return made
@@ -276,8 +277,10 @@ class Call(NamedTuple):
     flat: list[Any]
 
     @staticmethod
-    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool = True) -> Call:
+        """`runs` is False where nothing is run: then a ref may be there in name only."""
         flat, tree = jax.tree.flatten((args, kwargs))
+        flat = flat if runs else [*map(present_or_absent, flat)]
         in_trace = not _jax.at_top_level()  # where a ref may have two names
         refs: dict[int, tuple[int, Any]] = {}
         places: list[int | None] = []
@@ -306,7 +309,8 @@ def _array_like(leaf: Any) -> Any:
     if type(leaf) is jax.ShapeDtypeStruct and leaf.is_ref:
         raise RefTypeError(
             "a jax.ShapeDtypeStruct with is_ref stands for no ref in particular: pass a ref, "
-            "`refs.empty_ref(...)` for instance"
+            "`refs.empty_ref(...)` for instance. `trace`, `lower` and `eval_shape` of a `refs.jit` "
+            "function take it"
         )
     return leaf
 

@@ -311,7 +311,8 @@ def compiled_for_others(r, i):
 @raises(
     errors.RefTypeError,
     "a jax.ShapeDtypeStruct with is_ref stands for no ref in particular: pass a ref, "
-    "`refs.empty_ref(...)` for instance",
+    "`refs.empty_ref(...)` for instance. `trace`, `lower` and `eval_shape` of a `refs.jit` "
+    "function take it",
 )
 def abstract_ref(r, i):
-    refs.jit(lambda q: q[0]).lower(jax.ShapeDtypeStruct((3,), jnp.float32, is_ref=True))
+    refs.jit(lambda q: q[0])(jax.ShapeDtypeStruct((3,), jnp.float32, is_ref=True))

@@ -28,6 +28,7 @@ LAYERS = [
     ["_members"],
     ["_ref_type"],
     ["_ref"],
+    ["_absent"],
     ["_tracing", "_effects"],
     ["callbacks", "callbacks._host"],
     ["callbacks._run"],

@@ -189,6 +189,38 @@ def test_lower_with_abstract_arguments():
     holds(r, 1, 2, 3, 4)
 
 
+def shape_of_ref(like):
+    return jax.ShapeDtypeStruct(like.shape, like.dtype, is_ref=True)
+
+
+def test_lower_with_abstract_refs():
+    """For refs that aren't there yet: one is read, one written, one handed on, one idle."""
+    x, key, n = jnp.asarray(X), jax.random.key(0), jnp.int32(3)
+
+    @refs.jit
+    def step(state, idle, x):
+        state["w"][...] += x * state["n"][...]
+        state["key"][...] = jax.random.split(state["key"][...])[1]
+        return state["w"], refs.new_ref(x)
+
+    shapes = {"w": shape_of_ref(x), "key": shape_of_ref(key), "n": shape_of_ref(n)}
+    arguments = shapes, shape_of_ref(x), jax.ShapeDtypeStruct((4,), jnp.float32)
+    compiled = step.lower(*arguments).compile()
+    w, new = step.eval_shape(*arguments)
+    assert (w.shape, new.shape) == ((4,), (4,))
+    assert "Ref{int32[]}" in str(step.trace(*arguments).args_info)
+    assert "Ref{i32[]}" in str(refs.make_jaxpr(lambda s: s["n"][...])(shapes))
+
+    state = {"w": ref(), "key": refs.new_ref(key), "n": refs.new_ref(n)}
+    for call in (compiled, step):
+        w, new = call(state, ref(), x)
+        assert w is state["w"]
+        holds(new, *X)
+    holds(w, *(X * 7))
+    with pytest.raises(refs.errors.RefTypeError, match="other types"):
+        compiled({**state, "n": state["w"]}, ref(), x)
+
+
 def test_eval_shape():
     r = ref()
 

@@ -119,6 +119,16 @@ def test_static_arguments_have_none():
     assert split.is_equivalent_to(SPLIT, 1)
 
 
+def test_a_ref_that_is_not_there_yet():
+    step = refs.jit(lambda r, x: r.at[...].add(x))
+    shape = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=SPLIT, is_ref=True)
+    compiled = step.lower(shape, jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=SPLIT)).compile()
+    r = refs.new_ref(jax.device_put(X, SPLIT))
+    compiled(r, jax.device_put(X, SPLIT))
+    assert is_like(r, SPLIT)
+    np.testing.assert_array_equal(r[...], X * 2)
+
+
 # --- Inside another function ----------------------------------------------------------------------
 
 

@@ -376,7 +376,7 @@ class Entry:
 
 def _is_like(x: Any, kind: Any) -> bool:
     """Whether something is a ref of ours of this type, that has not ended."""
-    return type(x) is Ref and x._aval == kind and x._end is None
+    return isinstance(x, Ref) and x._aval == kind and x._end is None
 
 
 def _is_built_in(tree: Any) -> bool:

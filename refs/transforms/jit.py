@@ -63,8 +63,8 @@ def jit(
 
     Returns:
       A function of the same arguments. It has, as `jax.jit`'s has, `lower(*args)`, `trace(*args)`,
-      `eval_shape(*args)` (arrays may be `jax.ShapeDtypeStruct`s in these three) and
-      `clear_cache()`.
+      `eval_shape(*args)` and `clear_cache()`. In the first three, arrays may be
+      `jax.ShapeDtypeStruct`s, and refs `jax.ShapeDtypeStruct(..., is_ref=True)`.
 
     Raises:
       RefTypeError: when called with a ref in a static argument.
@@ -113,7 +113,7 @@ class Programs:
         self.has_static = bool(static.nums or static.names)
         self._entries: dict[Any, list[Any]] = {}  # each an `Entry` or a `Plain`
         # By structure and arrays only; None where that doesn't tell which.
-        self._quick: dict[Any, Entry | None] = {}
+        self._quick: dict[Any, Any] = {}
         self.forget: Callable[[], None] = lambda: None  # what a call remembers besides
         # Of a method: those of its instances that are no pytrees, by identity.
         self.instances: dict[int, Callable[..., Any]] = {}
@@ -136,7 +136,7 @@ class Programs:
         """Traces and discharges the function for arguments like these."""
         if (bound := self.of_instance(args)) is not None:
             return bound.trace(*args[1:], **kwargs)  # type: ignore[attr-defined]
-        entry, flat = self._prepare(args, kwargs)
+        entry, flat = self._prepare(args, kwargs, runs=False)
         traced = entry.trace(args, kwargs) if entry.is_plain else entry.trace(flat)
         return Traced(entry, traced, self._prepare)
 
@@ -269,9 +269,11 @@ class Programs:
 
     # -- the programs ---------------------------------------------------------------------------
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
+    def _prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool = True
+    ) -> tuple[Any, list[Any]]:
         static, args, kwargs = self.take_static(args, kwargs)
-        call = Call.of(args, kwargs)
+        call = Call.of(args, kwargs, runs)
         return self._entry(static, call), call.flat
 
     def _entry(self, static: Any, call: Call) -> Any:
@@ -331,7 +333,7 @@ class Programs:
                 self._plain(static, call).trace(*self._arguments(static, call))
             raise
 
-    def _all(self) -> list[Entry]:
+    def _all(self) -> list[Any]:
         return [entry for entries in self._entries.values() for entry in entries]
 
     def _donated(self, static: Static, call: Call) -> list[bool]:
