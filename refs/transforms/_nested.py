@@ -5,15 +5,19 @@ So the outer trace sees each touch of a ref, not a ref read and written as a who
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from refs import _jax
 from refs._ref import new_ref
-from refs._tracing import Call, result_of, strip_refs
-from refs.transforms._signature import Static
+from refs._tracing import Call, is_ref, result_of, strip_refs
+from refs.transforms._signature import Static, shardings_of_arguments
+
+if TYPE_CHECKING:
+    from refs.transforms._entry import Options
 
 
 def call_over_arrays(
@@ -37,3 +41,30 @@ def call_over_arrays(
     arrays, new = wrap(inner)(call.leaves)
     out_tree, markers = out
     return result_of(out_tree, markers, arrays, call.refs, [new_ref(v) for v in new])
+
+
+def call_inside(fun: Callable[..., Any], static: Static, call: Call, options: Options) -> Any:
+    """The result of `fun` under `jax.jit` with these options.
+
+    Arrays are resharded by themselves: JAX can't discharge a jit over refs that has shardings.
+    """
+    if options.in_shardings is not None:
+        shardings = shardings_of_arguments(options.in_shardings, call.tree)
+        places = zip(shardings, call.ref_places, strict=True)
+        of_leaves = [s for s, number in places if number is None]
+        call = call._replace(leaves=[*map(_resharded, call.leaves, of_leaves)])
+
+    @functools.wraps(fun)
+    def resharded(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten(fun(*args, **kwargs))
+        shardings = _jax.broadcast_prefix(options.out_shardings, tree)
+        return tree.unflatten(map(_resharded, leaves, shardings))
+
+    nowhere = {"in_shardings": None, "out_shardings": None, "compiler_options": None}
+    wrap = functools.partial(jax.jit, **(options._asdict() | nowhere))
+    inner = fun if options.out_shardings is None else resharded
+    return call_over_arrays(wrap, inner, static, call)
+
+
+def _resharded(x: Any, sharding: Any) -> Any:
+    return x if sharding is None or is_ref(x) else jax.lax.with_sharding_constraint(x, sharding)

@@ -18,9 +18,9 @@ from refs._tracing import Call, is_ref, ref_type
 from refs.errors import RefTypeError
 from refs.transforms._dispatch import NoEntry, dispatcher, run_carefully
 from refs.transforms._entry import Entry, Options
-from refs.transforms._nested import call_over_arrays
+from refs.transforms._nested import call_inside
 from refs.transforms._plain import Plain
-from refs.transforms._signature import NO_STATIC, Choice, Static, shardings_of_arguments
+from refs.transforms._signature import NO_STATIC, Choice, Static
 from refs.transforms._stages import Lowered, Traced
 from refs.transforms._transaction import Transaction
 
@@ -241,31 +241,7 @@ class Programs:
                     plain = self._add(key, call, plain)
             if not plain.returns_refs:
                 return plain.run(args, kwargs)
-        return self._inside(static or NO_STATIC, call)
-
-    def _inside(self, static: Static, call: Call) -> Any:
-        """A call inside a trace: JAX's own jit over its arrays, closing over its refs.
-
-        Arrays are resharded within: JAX can't discharge a jit over refs that has shardings.
-        """
-        inputs, outputs = self._options.in_shardings, self._options.out_shardings
-        if inputs is not None:
-            shardings = shardings_of_arguments(inputs, call.tree)
-            places = zip(shardings, call.ref_places, strict=True)
-            of_leaves = [s for s, number in places if number is None]
-            call = call._replace(leaves=[*map(_resharded, call.leaves, of_leaves)])
-
-        @functools.wraps(self._fun)
-        def fun(*args: Any, **kwargs: Any) -> Any:
-            result = self._fun(*args, **kwargs)
-            if outputs is None:
-                return result
-            leaves, tree = jax.tree.flatten(result)
-            return tree.unflatten(map(_resharded, leaves, _jax.broadcast_prefix(outputs, tree)))
-
-        nowhere = {"in_shardings": None, "out_shardings": None, "compiler_options": None}
-        wrap = functools.partial(jax.jit, **(self._options._asdict() | nowhere))
-        return call_over_arrays(wrap, fun, static, call)
+        return call_inside(self._fun, static or NO_STATIC, call, self._options)
 
     # -- the programs ---------------------------------------------------------------------------
 
@@ -364,10 +340,6 @@ class _Methods(dict[str, Any]):
 
 def _forget(instances: dict[int, Any], key: int, _: Any) -> None:
     instances.pop(key, None)
-
-
-def _resharded(x: Any, sharding: Any) -> Any:
-    return x if sharding is None or is_ref(x) else jax.lax.with_sharding_constraint(x, sharding)
 
 
 def _kind_of(leaf: Any) -> Any:
