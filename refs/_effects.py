@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
+from jax import lax
 
 from refs import _jax
 
@@ -133,18 +134,35 @@ def closed_over(closed: Any) -> list[Any]:
 def _own_touches(
     eqn: Any, uses: Counter[Any], accumulating: set[int]
 ) -> Iterator[tuple[Any, Touch]]:
-    refs = [v for v in eqn.invars if _is_ref_var(v)]
     if id(eqn) in accumulating:
         yield eqn.invars[0], Touch.ACCUMULATE
-    elif eqn.primitive is _jax.get_p or eqn.primitive is _jax.freeze_p:
-        yield refs[0], Touch.READ
     elif eqn.primitive is _jax.swap_p:
         used = uses[eqn.outvars[0]] > 0
-        yield refs[0], Touch.WRITE | (Touch.READ if used else Touch.NONE)
+        yield eqn.invars[0], Touch.WRITE | (Touch.READ if used else Touch.NONE)
     elif eqn.primitive is _jax.addupdate_p:
-        yield refs[0], Touch.ACCUMULATE
+        yield eqn.invars[0], Touch.ACCUMULATE
     elif eqn.primitive is not _jax.free_ref_p:
-        yield from ((v, Touch.READ | Touch.WRITE) for v in refs)
+        yield from touches_of(eqn)
+
+
+def touches_of(eqn: Any) -> Iterator[tuple[Any, Touch]]:
+    """What a primitive does to its ref operands, where not more is known of it than its effects.
+
+    It may do anything to those that its effects say it changes; to all, if it has no such effects.
+    """
+    if eqn.primitive is lax.optimization_barrier_p:  # Its effects keep an order.
+        return
+    effects = [e for e in eqn.effects if isinstance(e, _jax.RefEffect)]
+    is_known = effects or eqn.primitive in _READERS
+    for v in filter(_is_ref_var, eqn.invars):
+        only_reads = is_known and all(
+            isinstance(e, _jax.ReadEffect) for e in effects if e.input is v
+        )
+        yield v, Touch.READ if only_reads else Touch.READ | Touch.WRITE
+
+
+# Those without effects.
+_READERS = (_jax.freeze_p, *_jax.debug_primitives)
 
 
 def inner_calls(eqn: Any) -> Iterator[tuple[Any, Sequence[Any]]]:

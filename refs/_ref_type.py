@@ -85,6 +85,15 @@ class RefType(_jax.AbstractRef):
         return self._hash
 
 
+def _refuse_placement(aval: Any) -> Any:
+    named = aval.origin.describe() if aval.origin is not None else "a ref"
+    raise RefTypeError(
+        f"{named} where `jax.device_put` takes an array; `jax.debug.print` and "
+        "`jax.debug.callback` call it outside of traced functions: give them the value, `ref[...]`"
+    )
+
+
+_jax.refuse_placement(RefType, _refuse_placement)
 _jax.register_ref_type(RefType, lambda aval, source: RefType.of(aval, source.origin))
 
 

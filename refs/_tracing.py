@@ -215,6 +215,11 @@ _GRADIENT = (
     "`jax.grad` can't differentiate with respect to a ref: `refs.grad` can, and the gradient is an "
     "array"
 )
+_ARRAYS_ONLY = (
+    "a function of JAX's that takes arrays only, such as `custom_linear_solve` and what is made of "
+    "it (`cg`, `gmres`), was given a ref, or a function that closes over one: read the ref before, "
+    "`ref[...]`, and use the value"
+)
 # What JAX says of a ref in its own loops and transformations -> what to do.
 _ADVICE: dict[str, tuple[type[Exception], str]] = {
     "cannot be returned": (
@@ -231,6 +236,8 @@ _ADVICE: dict[str, tuple[type[Exception], str]] = {
         RefValueError,
         "`jax.vmap` can't map a branch that touches a ref: `refs.vmap` can",
     ),
+    "does not have a corresponding jaxpr input": (RefTypeError, _ARRAYS_ONLY),
+    "'Fake' object": (RefTypeError, _ARRAYS_ONLY),  # the same, in the newest JAX's words
     "Ref-typed argument": (RefTypeError, _GRADIENT),
     "'ValAccum' object": (RefTypeError, _GRADIENT),  # the same, in the oldest JAX's words
 }

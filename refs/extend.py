@@ -24,9 +24,14 @@ values of the cells that the jaxpr writes go in as state, and their new values c
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from refs._effects import inner_calls, touches_of
+from refs._jax import AccumEffect as AccumEffect
+from refs._jax import ReadEffect as ReadEffect
+from refs._jax import WriteEffect as WriteEffect
 from refs.discharge import _registry
 from refs.discharge._cells import Cell as Cell
 from refs.discharge._cells import root
@@ -46,24 +51,56 @@ def register(*primitives: Any) -> Callable[[Rule], Rule]:
     """
 
     def registering(rule: Rule) -> Rule:
-        _registry.register(*primitives)(_for_lanes(rule))
+        _registry.register(*primitives)(_guarded(rule))
         return rule
 
     return registering
 
 
-def _for_lanes(rule: Rule) -> Rule:
-    @functools.wraps(rule)
-    def masked(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
-        lanes = ctx.lanes
-        if lanes is None or lanes.mask is None:
-            return rule(ctx, eqn, args)
-        cells = {root(c) for c in (*args, *ctx.cells.values()) if isinstance(c, Cell)}
-        before = [(c, c.read()) for c in cells if not isinstance(c, Sum) and c.ended is None]
-        out = rule(ctx, eqn, args)
-        for cell, old in before:
-            if cell.ended is None and (new := cell.read()) is not old:
-                cell.write(lanes.select(new, old))
-        return out
+def _guarded(rule: Rule) -> Rule:
+    """A rule that writes only what counts, and only what the analysis takes to be written.
 
-    return masked
+    Where lanes have parted, all of them run it; what it writes counts for those that are meant.
+    """
+
+    @functools.wraps(rule)
+    def run(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+        with _masked(ctx, args), _sealed(eqn, args):
+            return rule(ctx, eqn, args)
+
+    return run
+
+
+@contextmanager
+def _masked(ctx: Context, args: Sequence[Any]) -> Iterator[None]:
+    lanes = ctx.lanes
+    if lanes is None or lanes.mask is None:
+        yield
+        return
+    cells = {root(c) for c in (*args, *ctx.cells.values()) if isinstance(c, Cell)}
+    before = [(c, c.read()) for c in cells if not isinstance(c, Sum) and c.ended is None]
+    yield
+    for cell, old in before:
+        if cell.ended is None and (new := cell.read()) is not old:
+            cell.write(lanes.select(new, old))
+
+
+@contextmanager
+def _sealed(eqn: Any, args: Sequence[Any]) -> Iterator[None]:
+    """Meanwhile nothing can be written that is only read by what the primitive's effects say."""
+    if any(True for _ in inner_calls(eqn)):
+        yield
+        return
+    cell_of = {v: root(c) for v, c in zip(eqn.invars, args, strict=True) if isinstance(c, Cell)}
+    kinds = [(cell_of[v], kind) for v, kind in touches_of(eqn) if v in cell_of]
+    only_read = {c for c, _ in kinds} - {c for c, kind in kinds if kind.changes}
+    before = [(cell, cell.sealed) for cell in only_read]
+    for cell in only_read:
+        cell.sealed = (
+            f"which `{eqn.primitive}` only reads, as its effects say: give it a `WriteEffect`"
+        )
+    try:
+        yield
+    finally:
+        for cell, sealed in before:
+            cell.sealed = sealed

@@ -289,3 +289,20 @@ def scan_over_a_view(r, i):
 )
 def a_loop_that_carries_a_ref(r, i):
     refs.while_loop(lambda carry: False, lambda carry: carry, r)
+
+
+@raises(
+    errors.RefValueError,
+    "vmap: ref `r` (created at FILE:N), which the lanes share, can't be given to the "
+    "batching rule of the custom_vmap function at FILE:N: let the function return what is to be "
+    "written, and write it outside",
+)
+def batching_rule_of_what_lanes_sum_up_in(r, i):
+    f = jax.custom_batching.custom_vmap(lambda q, x: x)
+    f.def_vmap(lambda n, is_batched, q, x: (x, True))
+
+    def lane(x):
+        r[...] += x
+        f(r, x)
+
+    refs.vmap(lane)(X)

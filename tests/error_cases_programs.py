@@ -15,6 +15,11 @@ no_rule_p = Primitive("no_rule")
 no_rule_p.multiple_results = True
 no_rule_p.def_abstract_eval(lambda *args: [])
 
+only_reads_p = Primitive("only_reads")
+only_reads_p.multiple_results = True
+only_reads_p.def_effectful_abstract_eval(lambda ref: ([], {extend.ReadEffect(0)}))
+extend.register(only_reads_p)(lambda ctx, eqn, args: args[0].write(X))
+
 returns_ref_p = Primitive("returns_ref")
 returns_ref_p.multiple_results = True
 returns_ref_p.def_abstract_eval(lambda *args, jaxpr: [])
@@ -52,16 +57,40 @@ def primitive_without_a_rule(r, i):
 
 @raises(
     errors.MissingRuleError,
-    "primitive `custom_linear_solve` at FILE:N takes a ref made inside it, and no discharge"
-    " rule is registered for it: read the ref before (`ref[...]`) and write it after, or "
+    "primitive `reduce` at FILE:N takes ref `r` (created at FILE:N), and no discharge rule"
+    " is registered for it: read the ref before (`ref[...]`) and write it after, or "
     "register a rule with `refs.extend.register`",
 )
-def primitive_without_a_rule_over_a_ref_of_its_own(r, i):
-    def solve(x):
-        ref = refs.new_ref(x, name="local")
-        return ref[...] * 2
+def primitive_without_a_rule_that_closes_over_a_ref(r, i):
+    refs.jit(lambda x: lax.reduce(x, jnp.float32(0), lambda a, b: a + b * r[0], (0,)))(X)
 
-    refs.jit(lambda: lax.custom_linear_solve(solve, 2.0, lambda mv, b: b))()
+
+@raises(
+    errors.RefStateError,
+    "write to ref `r` (created at FILE:N), which `only_reads` only reads, as its effects say: give"
+    " it a `WriteEffect`",
+)
+def rule_that_writes_what_its_effects_say_is_read(r, i):
+    refs.jit(only_reads_p.bind)(r)
+
+
+@raises(
+    errors.RefTypeError,
+    "ref `r` (created at FILE:N) where `jax.device_put` takes an array; `jax.debug.print` and "
+    "`jax.debug.callback` call it outside of traced functions: give them the value, `ref[...]`",
+)
+def debug_print_of_a_ref_at_top_level(r, i):
+    jax.debug.print("{}", r)
+
+
+@raises(
+    errors.RefTypeError,
+    "a function of JAX's that takes arrays only, such as `custom_linear_solve` and what is made of "
+    "it (`cg`, `gmres`), was given a ref, or a function that closes over one: read the ref before, "
+    "`ref[...]`, and use the value",
+)
+def linear_solve_over_a_ref(r, i):
+    refs.jit(lambda r: jax.scipy.sparse.linalg.cg(lambda v: r[1] * v, X))(r)
 
 
 @raises(

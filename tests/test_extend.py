@@ -1,5 +1,6 @@
 """Rules of primitives that aren't JAX's, in lanes: see docs/extending.md for the others."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -133,3 +134,66 @@ def test_what_a_later_run_of_a_jaxpr_makes_of_an_earlier_one():
 
     with pytest.raises(RefValueError, match="lane-dependent write to ref `total`"):
         refs.vmap(lane)(X)
+
+
+# --- Effects ------------------------------------------------------------------------------------
+
+# Sums up the first ref, into the second, if there is one.
+total_p = Primitive("total")
+total_p.multiple_results = True
+
+
+@total_p.def_effectful_abstract_eval
+def total_types(source, *target):
+    effects = {extend.ReadEffect(0)}
+    if target:
+        effects |= {extend.WriteEffect(1)}
+    return [jax.core.ShapedArray((), source.dtype)], effects
+
+
+@extend.register(total_p)
+def discharge_total(ctx, eqn, args):
+    source, *targets = args
+    total = jnp.sum(source.read())
+    for target in targets:
+        target.write(target.read() + total)
+    return [total]
+
+
+def total(*given):
+    return total_p.bind(*given)[0]
+
+
+def is_donated(f, *args):
+    return "aliasing_output" in refs.jit(f).lower(*args).as_text()
+
+
+def test_a_ref_that_effects_say_is_read_is_not_written():
+    r, s = refs.new_ref(jnp.arange(3)), refs.new_ref(0)
+    assert not is_donated(total, r)
+    assert refs.jit(total)(r) == 3
+    assert is_donated(total, r, s)
+    refs.fori_loop(0, 2, lambda i, _: total(r, s), 0)
+    assert s[...] == 6
+    assert refs.checkpoint(total)(r) == 3
+
+
+@both
+def test_a_shared_ref_that_effects_say_is_read(jit):
+    r, rows = refs.new_ref(jnp.arange(3), name="r"), refs.new_ref(jnp.zeros(3, int))
+
+    def lane(row, x):
+        return x + total(r, row)
+
+    assert jit(refs.vmap(lane))(rows, X).tolist() == [4, 5, 6]
+    assert rows[...].tolist() == [3, 3, 3]
+    jit(refs.vmap(lambda row, x: lax.cond(x > 1, lambda: lane(row, x), lambda: 0)))(rows, X)
+    assert rows[...].tolist() == [3, 6, 6]
+    with pytest.raises(RefValueError, match="use of what other lanes write to ref `r`"):
+        refs.vmap(lambda row: total(row, r))(rows)
+
+
+def test_the_same_ref_read_and_written():
+    r = refs.new_ref(2)
+    assert refs.jit(lambda: total(r, r))() == 2
+    assert r[...] == 4

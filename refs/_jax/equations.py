@@ -22,7 +22,7 @@ def as_closed(jaxpr: Any) -> Any:
         return jaxpr
     if jaxpr.constvars:
         jaxpr = _partial_eval.convert_constvars_jaxpr(jaxpr)
-    return core.ClosedJaxpr(jaxpr, ())
+    return ClosedJaxpr(jaxpr, ())
 
 
 def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:

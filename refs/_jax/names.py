@@ -16,6 +16,7 @@ from jax._src import (
     compute_on,
     config,
     core,
+    custom_batching,
     custom_derivatives,
     debugging,
     source_info_util,
@@ -41,8 +42,11 @@ from jax._src.state.discharge import run_state_p as run_state_p
 from jax._src.state.indexing import NDIndexer as NDIndexer
 from jax._src.state.types import AbstractRef as AbstractRef
 from jax._src.state.types import AccumEffect as AccumEffect
+from jax._src.state.types import ReadEffect as ReadEffect
+from jax._src.state.types import RefEffect as RefEffect
 from jax._src.state.types import ReshapeTransform as ReshapeTransform
 from jax._src.state.types import TransposeTransform as TransposeTransform
+from jax._src.state.types import WriteEffect as WriteEffect
 
 # ---------------------------------------------------------------------------------------------
 # Primitives
@@ -58,7 +62,10 @@ accum_grad_in_ref_p = core.accum_grad_in_ref_p
 loop_primitives = (scan_p, while_p)
 custom_jvp_call_p = custom_derivatives.custom_jvp_call_p
 custom_vjp_call_p = custom_derivatives.custom_vjp_call_p
+custom_vmap_p = custom_batching.custom_vmap_p
 add_any_p = ad_util.add_any_p
+# They show what their operands are, or hold.
+debug_primitives = (debugging.debug_callback_p, debugging.debug_print_p)
 # Calls whose jaxpr is run as it stands. On the newest JAX these are one primitive.
 inlined_call_primitives = (core.call_p, core.closed_call_p)
 # Calls that carry one jaxpr and some metadata; the oldest JAX doesn't have them all.
@@ -273,6 +280,11 @@ def register_handle(handle: type, buffers_of: Callable[[Sequence[Any]], list[Any
         return _pxla.shard_args(shardings, layouts, copy_semantics, buffers_of(handles))
 
     _pxla.shard_arg_handlers[handle] = shard_handles
+
+
+def refuse_placement(ref_type: type, refuse: Callable[[Any], Any]) -> None:
+    """Calls `refuse(type)`, which raises, where JAX would put a handle of that type somewhere."""
+    _pxla.global_result_handlers[ref_type] = lambda aval, *_: refuse(aval)
 
 
 def register_abstract_argument(spec: type, aval_of: Callable[[Any], Any]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax._src import ad_util
+from jax._src import ad_util, custom_batching
 from jax._src import linear_util as lu
 
 from refs._jax.equations import as_closed
@@ -152,6 +152,29 @@ def with_rules(
     else:
         new = {"fwd_jaxpr_thunk": replaced("fwd_jaxpr_thunk", trace), "bwd": replaced("bwd", run)}
     return eqn.replace(params={**eqn.params, **new})
+
+
+def vmap_rule(params: dict[str, Any]) -> Callable[..., tuple[list[Any], list[bool]]]:
+    """A user's batching rule: of the axis size, which operands are batched, and the operands.
+
+    It returns the outputs, and which are batched.
+    """
+
+    def rule(size: int, is_batched: Sequence[bool], args: Sequence[Any]) -> Any:
+        out, out_batched = custom_batching.call_rule(
+            params["rule"],
+            size,
+            jax.tree.unflatten(params["in_tree"], is_batched),
+            jax.tree.unflatten(params["in_tree"], args),
+        )
+        leaves, tree = jax.tree.flatten(out)
+        flags, tree_of_flags = jax.tree.flatten(out_batched)
+        custom_batching.check_vmap_rule_trees(
+            params["rule"], params["out_tree"], tree, tree_of_flags
+        )
+        return leaves, flags
+
+    return rule
 
 
 # The oldest JAX's backward pass can't accumulate into a ref where a slice was read.

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax import lax
 
 from refs import _jax
-from refs._effects import Touch, inner_calls, used
+from refs._effects import Touch, inner_calls, touches_of, used
 from refs.errors import RefValueError
 
 # What runs its jaxpr once, on its operands.
@@ -125,6 +126,9 @@ class Variance:
             return self._while(eqn, refs, diverged, args)
         if primitive is _jax.scan_p:
             return self._scan(eqn, refs, diverged, args)
+        if primitive is lax.optimization_barrier_p:  # The newest JAX returns no refs.
+            is_returned = len(eqn.outvars) == len(args)
+            return [a for a in args if is_returned or not isinstance(a, Contents)]
         if primitive in _CALLS:
             for inner, operands in inner_calls(eqn):
                 if operands is eqn.invars and len(inner.jaxpr.outvars) == len(eqn.outvars):
@@ -155,11 +159,17 @@ class Variance:
         if calls:
             self._until_stable(step, [])
         else:
-            for ref in (a for a in args if isinstance(a, Contents)):
+            # Refs that JAX makes otherwise, for kernels, aren't known here.
+            known = zip(eqn.invars, args, strict=True)
+            contents = {v: a for v, a in known if isinstance(a, Contents)}
+            for v, kind in touches_of(eqn):
+                if (ref := contents.get(v)) is None:
+                    continue
                 self._check_read(eqn, ref)
-                if ref.is_overwritten and (varies or diverged):
-                    self._refuse("lane-dependent write to", eqn, ref)
-                self._grow(ref, varies or diverged)
+                if kind.changes:
+                    if ref.is_overwritten and (varies or diverged):
+                        self._refuse("lane-dependent write to", eqn, ref)
+                    self._grow(ref, varies or diverged)
         return [args[0] if _jax.is_ref_type(v.aval) else varies for v in eqn.outvars]
 
     def _make(self, eqn: Any, varies: bool) -> Contents:
