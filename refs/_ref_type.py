@@ -10,6 +10,7 @@ from refs import _access, _jax, _members
 from refs._index_syntax import as_tuple
 from refs._site import Site
 from refs._view import ViewMaker
+from refs.errors import RefTypeError
 
 
 class Origin:
