@@ -13,7 +13,7 @@ import jax
 from refs import _eager, _jax
 from refs._indexing import Index
 from refs._site import is_raised_by_jax, user_site
-from refs._values import fit
+from refs._values import fit, is_enabled
 from refs.errors import RefError, RefEscapeError, RefStateError, RefTypeError, RefValueError
 
 
@@ -166,9 +166,20 @@ def _is_quick(ref: Any) -> bool:
     return _jax.trace_state.value is _jax.eval_trace and hasattr(ref, "_store")
 
 
+def _check_writable(ref: Any, doing: str) -> Any:
+    aval = check_ref(ref, doing)
+    if not is_enabled(aval.dtype):
+        raise RefTypeError(
+            f"{doing} of {describe(ref)}, of dtype {aval.dtype}, where 64-bit types are disabled: "
+            "the new value would have 32 bits. Write it as it was made, in "
+            "`with jax.enable_x64(True):`"
+        )
+    return aval
+
+
 def _located(ref: Any, idx: Any, value: Any, doing: str) -> tuple[Index, Any]:
     """Where a write goes, and the value as it goes there."""
-    aval = check_ref(ref, doing)
+    aval = _check_writable(ref, doing)
     with blamed(doing, ref):
         index = Index.parse(... if idx is None else idx, aval.shape)
         return index, fit(value, index.result_shape, aval.dtype)
@@ -176,7 +187,7 @@ def _located(ref: Any, idx: Any, value: Any, doing: str) -> tuple[Index, Any]:
 
 def update(ref: Any, idx: Any, method: str, operand: Any) -> None:
     """`ref.at[idx].<method>(operand)` for `multiply`, `min`, `max` and `apply`."""
-    aval = check_ref(ref, method)
+    aval = _check_writable(ref, method)
     with blamed(method, ref):
         index = Index.parse(idx, aval.shape)
         if method != "apply":

@@ -18,7 +18,7 @@ import numpy as np
 
 from refs import _jax, _store
 from refs._indexing import Index
-from refs._values import fit
+from refs._values import fit, is_enabled
 
 # ---------------------------------------------------------------------------------------------
 # What a handle holds
@@ -161,6 +161,8 @@ def try_update(ref: Any, idx: Any, method: str, value: Any) -> bool:
     kind = type(value)
     if kind is _jax.ArrayImpl or kind is np.ndarray:
         if value.dtype != ref._dtype or (value.shape != shape and value.shape != ()):
+            return False
+        if value.dtype.itemsize > 4 and not is_enabled(value.dtype):
             return False
     elif kind is not float or ref._dtype != np.float32:
         return False

@@ -82,10 +82,11 @@ def _entry(entry: Any) -> list[Any]:
     """The entries that one item of an index expression stands for, by kind only."""
     if entry is None:
         return [NewAxis()]
+    start = entry.start if isinstance(entry, _jax.Slice) else entry
+    if isinstance(start, _jax.NativeRef):
+        raise RefTypeError("an index can't be a Ref: index with its value, `ref[i[...]]`")
     if entry is ... or isinstance(entry, slice | _jax.Slice):
         return [entry]
-    if isinstance(entry, _jax.NativeRef):
-        raise RefTypeError("an index can't be a Ref: index with its value, `ref[i[...]]`")
     if isinstance(entry, bool | np.bool_):
         return _mask_entries(np.asarray(entry))
     if isinstance(entry, list | tuple):
@@ -191,7 +192,7 @@ def _bound_slice(entry: slice, n: int) -> Any:
         start, stop, step = entry.indices(n)
     except (TypeError, jax.errors.TracerIntegerConversionError):
         bounds = (entry.start, entry.stop, entry.step)
-        if any(isinstance(b, _jax.Tracer) for b in bounds):
+        if any(isinstance(b, _jax.Tracer | _jax.NativeRef) for b in bounds):
             why = "a slice with traced bounds has no static size: use `jax.ds(start, size)`"
         else:
             why = f"the bounds of a slice must be integers or None, not {bounds}"

@@ -6,11 +6,14 @@ trace and inside.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Iterator
 from numbers import Number
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from refs import _access, _jax
@@ -68,6 +71,49 @@ def name(ref: Any) -> str | None:
 def iterate(ref: Any) -> Iterator[jax.Array]:
     """`for row in ref`: each row is read when its turn comes."""
     return (_access.get(ref, i) for i in range(len(ref)))
+
+
+def rounded(ref: Any, ndigits: int | None = None) -> jax.Array:
+    """`round(ref)`: as of an array, an array."""
+    return round(_access.get(ref), ndigits)  # type: ignore[call-overload]
+
+
+def _converted(name: str, to: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`to(ref)`, of a scalar: the Python number that the ref holds now."""
+
+    def convert(ref: Any) -> Any:
+        if ref.shape != ():
+            raise RefTypeError(
+                f"{name}() of {_access.describe(ref)}, of shape {ref.shape}: only a scalar is a "
+                f"Python number. Take an element, `{name}(ref[i])`"
+            )
+        if to is operator.index and not jnp.issubdtype(ref.dtype, np.integer):
+            raise RefTypeError(
+                f"{_access.describe(ref)}, of dtype {ref.dtype}, as an index: only integers are. "
+                "Convert its value, `int(ref[...])`"
+            )
+        value = _access.get(ref)
+        if isinstance(value, _jax.Tracer) and to is not operator.index:
+            raise jax.errors.ConcretizationTypeError(
+                value,
+                f"The problem arose with {name}() of {_access.describe(ref)}: what it holds is "
+                "known when the program runs, not while it is traced.",
+            )
+        return to(value)
+
+    return convert
+
+
+def formatted(ref: Any, spec: str) -> str:
+    """`f"{ref:.3f}"`: a scalar's value, as of an array. Without a format it is `str(ref)`."""
+    if not spec:
+        return str(ref)
+    if ref.shape != ():
+        raise RefTypeError(
+            f"format {spec!r} of {_access.describe(ref)}, of shape {ref.shape}: it is a scalar's. "
+            "Format each of its elements"
+        )
+    return format(_access.get(ref), spec)
 
 
 def contains(ref: Any, item: Any) -> bool:
@@ -135,18 +181,28 @@ METHODS: dict[str, Callable[..., Any]] = {
 # Python's operators, without their underscores -> what they do.
 OPERATORS: dict[str, Callable[..., Any]] = {
     **{
-        f"{reflected}{operator}": refuse_arithmetic
-        for operator in (
+        f"{reflected}{name}": refuse_arithmetic
+        for name in (
             *("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul"),
             *("and", "or", "xor", "lshift", "rshift"),
         )
         for reflected in ("", "r")
     },
-    **dict.fromkeys(("neg", "pos", "abs", "invert", "round"), refuse_arithmetic),
+    **dict.fromkeys(("neg", "pos", "abs", "invert"), refuse_arithmetic),
     **dict.fromkeys(("lt", "le", "gt", "ge"), refuse_arithmetic),
     "eq": equal,
     "ne": equal,
     "bool": refuse_truth,
+    "round": rounded,
     "iter": iterate,
     "contains": contains,
+}
+# What makes something of Python's own of a scalar. JAX has them for tracers, by the array's type.
+CONVERSIONS: dict[str, Callable[..., Any]] = {
+    "float": _converted("float", float),
+    "int": _converted("int", int),
+    "complex": _converted("complex", complex),
+    "index": _converted("index", operator.index),
+    "trunc": _converted("math.trunc", lambda x: math.trunc(x.item())),
+    "format": formatted,
 }

@@ -20,7 +20,7 @@ from refs._ref_type import Origin, RefType
 from refs._site import user_site
 from refs._store import Store
 from refs._view import ViewMaker
-from refs.errors import RefStateError, RefTypeError
+from refs.errors import RefStateError, RefTypeError, RefValueError
 
 
 class _Fields(_jax.NativeRef):
@@ -166,6 +166,18 @@ class Ref(_Fields):
         return f"Ref{lines[:-1]}{name})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError(
+                f"an array of {_access.describe(self)} without a copy: each read is one, so that "
+                "later writes don't change it. Leave `copy=False` out, or use `refs.io_callback`, "
+                "which is given the ref's own memory"
+            )
+        found = self._as_numpy(dtype)
+        # What is written to it would not be in the ref.
+        found.flags.writeable = bool(copy)
+        return found
+
+    def _as_numpy(self, dtype: Any) -> np.ndarray:
         if _jax.is_key(self._dtype) or not (_jax.at_top_level() or _jax.trace_state.value is None):
             return np.array(self[...], dtype)
         # Without JAX's help: where a signal handler reads, JAX may be in the middle of something.
@@ -183,7 +195,7 @@ class Ref(_Fields):
         return _unpickled, (np.array(self[...]), self.name)
 
 
-for _name, _operator in _members.OPERATORS.items():
+for _name, _operator in (_members.OPERATORS | _members.CONVERSIONS).items():
     setattr(Ref, f"__{_name}__", _operator)
 
 
@@ -204,6 +216,7 @@ def new_ref(
     *,
     memory_space: Any = None,
     kind: str | None = None,
+    pin: bool = False,
     copy: bool = True,
     name: str | None = None,
 ) -> Ref:
@@ -216,6 +229,7 @@ def new_ref(
       init_val: an array or scalar of any shape and dtype.
       memory_space: as in `jax.new_ref`.
       kind: as in `jax.new_ref`.
+      pin: as in `jax.new_ref`, where that has it: True in traced functions only.
       copy: False to take over the buffer of `init_val`, a `jax.Array` that must not be used
         afterwards (the first write would delete it).
       name: what error messages call the ref.
@@ -225,6 +239,7 @@ def new_ref(
 
     Raises:
       RefTypeError: if `init_val` is a ref, or no array can be made of it.
+      RefValueError: if `pin` is True outside of a traced function, or unknown to JAX.
 
     >>> r = refs.new_ref(jnp.zeros(3), name="counts")
     >>> r[1] += 1
@@ -238,8 +253,14 @@ def new_ref(
         )
     origin = Origin(name, user_site())
     init_val = _as_array(init_val)
+    pinned = {"pin": True} if pin else {}
+    if pin and (_jax.at_top_level() or not _jax.can_pin):
+        where = "outside of a traced function" if _jax.can_pin else f"with JAX {jax.__version__}"
+        raise RefValueError(
+            f"new_ref with pin=True {where}, which has no pinned buffers: leave it out"
+        )
     if not _jax.at_top_level():
-        traced = _jax.new_ref(init_val, memory_space=memory_space, kind=kind)
+        traced = _jax.new_ref(init_val, memory_space=memory_space, kind=kind, **pinned)
         return _adopt(traced, origin)
     if copy or not isinstance(init_val, jax.Array):
         # JAX's own allocation knows what each version wants of a ref's buffer: committed, not weak.
@@ -318,7 +339,10 @@ def free_ref(ref: Any) -> None:
         _jax.free_ref(ref)
         return
     _check_not_tracing(ref, "free_ref")
-    (_end(ref, "was freed") if isinstance(ref, Ref) else ref._refs._buf).delete()
+    buffer = _end(ref, "was freed") if isinstance(ref, Ref) else ref._refs._buf
+    if buffer.is_deleted():
+        raise RefStateError(f"free_ref of {_access.describe(ref)}, which has ended already")
+    buffer.delete()
 
 
 def _check_not_tracing(ref: Any, doing: str) -> None:
@@ -344,6 +368,11 @@ def _strong(aval: Any, origin: Origin | None) -> RefType:
 
 
 def _as_array(x: Any) -> Any:
+    if getattr(x, "dtype", None) == jax.dtypes.float0:
+        raise RefTypeError(
+            "new_ref of an array of dtype float0, which holds no numbers: it stands for a "
+            "derivative that there is none of. Make a ref of zeros, `jnp.zeros(x.shape)`"
+        )
     if isinstance(x, jax.Array):
         return _jax.strong(x)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import index
 from typing import Any
 
 from refs import _access, _jax, _members
@@ -104,9 +103,9 @@ def _of_tracer(operator: Callable[..., Any]) -> Callable[..., Any]:
 
 for _name, _method in _members.METHODS.items():
     setattr(RefType, _name, _jax.aval_method(staticmethod(_method)))
-# What is only known when the program runs: JAX says so of the value, as of any traced array's.
-for _name, _convert in {"float": float, "int": int, "complex": complex, "index": index}.items():
-    setattr(RefType, f"_{_name}", lambda aval, tracer, to=_convert: to(_access.get(tracer)))
+# What is only known when the program runs: JAX says so, of any traced array's value.
+for _name in ("float", "int", "complex", "index"):
+    setattr(RefType, f"_{_name}", _of_tracer(_members.CONVERSIONS[_name]))
 # JAX looks for the operators of a tracer here: `_add`, `_neg` …
 for _name, _operator in _members.OPERATORS.items():
     setattr(RefType, f"_{_name}", _of_tracer(_operator))

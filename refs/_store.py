@@ -77,7 +77,7 @@ class Store:
     def sweep(self) -> None:
         """Frees the buffers of refs that died while they were taken."""
         while self.dropped:
-            _drop(self.box, self.dropped, self.dropped.pop())
+            _Drop(self.box, self.dropped, self.dropped.pop())()
 
 
 class Layout(NamedTuple):
@@ -362,19 +362,18 @@ def end(ref: Any, how: str) -> Any:
 
 
 class _Drop:
-    """What happens when a ref dies that shares a store: its buffer is freed at once."""
+    """What happens when a ref dies that shares a store: its buffer is freed at once.
+
+    It uses nothing of this module, whose names may have gone when the interpreter exits.
+    """
 
     __slots__ = ("box", "dropped", "index")
 
     def __init__(self, box: list[Any], dropped: list[int], index: int):
         self.box, self.dropped, self.index = box, dropped, index
 
-    def __call__(self, _: Any) -> None:
-        _drop(self.box, self.dropped, self.index)
-
-
-def _drop(box: list[Any], dropped: list[int], index: int) -> None:
-    try:
-        box[0][index] = None
-    except IndexError:
-        dropped.append(index)
+    def __call__(self, _: Any = None) -> None:
+        try:
+            self.box[0][self.index] = None
+        except IndexError:
+            self.dropped.append(self.index)

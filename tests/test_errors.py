@@ -21,6 +21,7 @@ from tests import (
     error_cases_lanes,
     error_cases_life,
     error_cases_members,
+    error_cases_numbers,
     error_cases_programs,
     error_cases_values,
 )
@@ -31,6 +32,7 @@ MODULES = (
     error_cases_values,
     error_cases_life,
     error_cases_members,
+    error_cases_numbers,
     error_cases_programs,
     error_cases_derivatives,
     error_cases_lanes,
@@ -77,6 +79,7 @@ def outcome(name: str) -> Outcome:
 def normalised(text: str) -> str:
     """Without line numbers and folders; of what JAX says, without what one version adds."""
     text = re.sub(r"(?:[^\s`(]*/)?\w+\.py:\d+(?::\d+)?", "FILE:N", text)
+    text = re.sub(r"\n+(The error occurred while tracing|See https:).*", "\n", text)
     return re.sub(r"\n+The returned mutable array was .*?\n\n", "\n\n", text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -96,6 +97,7 @@ zeros_like_aval = ad_util.zeros_like_aval
 shaped_abstractify = core.shaped_abstractify
 mapped_aval = core.mapped_aval
 new_ref = core.new_ref
+can_pin = "pin" in inspect.signature(new_ref).parameters
 freeze = core.freeze
 free_ref = core.free_ref
 fun_name = util.fun_name

@@ -53,6 +53,8 @@ class Cell:
                 f"{doing} of {self.describe()} inside a traced function that did not make it: do "
                 "it where the ref was made, or read `ref[...]`"
             )
+        if self.ended is not None:
+            raise RefStateError(f"{doing} of {self.describe()}, which {self.ended}")
         self.ended = how
 
     def read(self) -> Any:

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ import pytest
 
 import refs
 from refs.errors import RefStateError
-from tests.faults.harness import add_one, held
+from tests.faults.harness import ROOT, add_one, held
 
 X = np.arange(3)
 
@@ -254,3 +256,40 @@ def test_what_is_written_stays_the_writers():
         r.at[...].add(1)
         assert held(r) == 7
         assert held(refs.new_ref(x)) == 5
+
+
+# --- When the interpreter exits -------------------------------------------------------------------
+
+# What is in a module imported earlier outlives the names of ours, if somebody keeps the modules.
+EXIT = """
+import sys, types
+early = sys.modules["early"] = types.ModuleType("early")
+import refs, refs._store
+a, b = early.kept = refs.new_ref(0.0), refs.new_ref(1.0)
+@refs.jit
+def step():
+    a[...] += 1
+    b[...] += 1
+step()
+sys.kept = early, refs._store
+"""
+
+
+def test_refs_that_die_when_the_interpreter_exits():
+    done = subprocess.run(
+        [sys.executable, "-c", EXIT], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("second", [refs.free_ref, refs.freeze])
+@pytest.mark.parametrize("first", [refs.free_ref, refs.freeze])
+@pytest.mark.parametrize("place", [lambda f: f, refs.jit], ids=["eager", "jit"])
+def test_a_ref_ends_once(place, first, second):
+    def program():
+        r = refs.new_ref(X)
+        first(r)
+        second(r)
+
+    with pytest.raises(RefStateError, match="which was fr"):
+        place(program)()
