@@ -60,6 +60,7 @@ LAYERS = [
     ],
     ["transforms._dispatch", "transforms._plain"],
     ["transforms._stages"],
+    ["transforms._jitted"],
     ["transforms", "transforms.*"],
     ["transforms.jacobian", "transforms.loops"],
     ["extend", "testing._case"],

@@ -6,7 +6,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Unpack, overload
 
 import jax
 
@@ -18,11 +18,22 @@ from refs._tracing import Call, is_ref, ref_type
 from refs.errors import RefTypeError
 from refs.transforms._dispatch import NoEntry, dispatcher, run_carefully
 from refs.transforms._entry import Entry, Options
+from refs.transforms._jitted import Jitted, Keywords, P, R_co
 from refs.transforms._nested import call_inside
 from refs.transforms._plain import Plain
 from refs.transforms._signature import NO_STATIC, Choice, Static
 from refs.transforms._stages import Lowered, Traced
 from refs.transforms._transaction import Transaction
+
+
+@overload
+def jit(fun: Callable[P, R_co], /, **keywords: Unpack[Keywords]) -> Jitted[P, R_co]: ...
+
+
+@overload
+def jit(
+    fun: None = None, /, **keywords: Unpack[Keywords]
+) -> Callable[[Callable[P, R_co]], Jitted[P, R_co]]: ...
 
 
 def jit(
@@ -43,21 +54,26 @@ def jit(
 ) -> Any:
     """Compiles a function over refs; the refs that it writes are updated in place.
 
-    As `jax.jit`, with its keywords. Refs may be anywhere in the arguments, the same one several
-    times, closed over at any depth, and returned: one of the arguments comes back as the same
-    object, one made inside as a new `Ref`. What is written is donated and aliased automatically;
-    what is only read is neither. Refs that the function closes over are those of its first call:
-    like every Python value that it closes over, they are part of the program.
+    As `jax.jit`, with its keywords; of a function that touches no refs it is just that. Refs may
+    be anywhere in the arguments, the same one several times, closed over at any depth, and
+    returned: one of the arguments comes back as the same object, one made inside as a new `Ref`.
+    What is written is donated and aliased automatically; what is only read is neither. Refs that
+    the function closes over are those of its first call: like every Python value that it closes
+    over, they are part of the program.
 
     Args:
       fun: the function. Without it, a decorator is returned.
       in_shardings: shardings of the arrays among the arguments, as a pytree prefix. A ref keeps
         its own sharding, whatever stands at its place.
-      out_shardings: shardings of the arrays in the result, likewise.
+      out_shardings: shardings of the arrays in the result, and of the refs that are made inside,
+        likewise.
       static_argnums: positions of arguments that are part of the program; never refs.
       static_argnames: names of such arguments.
       donate_argnums: positions of arguments whose arrays may be overwritten. Refs need none.
       donate_argnames: names of such arguments.
+      keep_unused: whether a function that touches no refs keeps the arguments that it doesn't use.
+        Those of any other are kept.
+      device, backend: deprecated, as in `jax.jit`.
       inline: for calls inside another traced function: don't keep this one apart.
       compiler_options: passed to XLA.
 
@@ -124,8 +140,8 @@ class Programs:
         programs = Programs(fun, *choices)
         call: Any = functools.wraps(fun)(dispatcher(programs))
         call.__dict__ = _Methods(call.__dict__)
-        for method in (programs.lower, programs.trace, programs.eval_shape, programs.clear_cache):
-            setattr(call, method.__name__, method)
+        for name in ("trace", "lower", "eval_shape", "clear_cache", "_cache_size"):
+            setattr(call, name, getattr(programs, name))
         return call
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -150,6 +166,9 @@ class Programs:
         self._entries.clear()
         self._quick.clear()
         self.instances.clear()
+
+    def _cache_size(self) -> int:
+        return len(self._all())
 
     def of_instance(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         """Of a method, called on an instance that is no pytree: that of this instance alone.
