@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from refs import _eager, _jax
+from refs._index_syntax import Span
 from refs._indexing import Index
 from refs._site import is_raised_by_jax, user_site
 from refs._values import fit, is_enabled
@@ -185,6 +186,14 @@ def _located(ref: Any, idx: Any, value: Any, doing: str) -> tuple[Index, Any]:
         return index, fit(value, index.result_shape, aval.dtype)
 
 
+def accumulate(ref: Any, idx: Any, method: str, operand: Any) -> None:
+    """`ref.at[idx].<method>(operand)` for `add`, `multiply`, `min` and `max`."""
+    if method == "add":
+        addupdate(ref, idx, operand)
+    else:
+        update(ref, idx, method, operand)
+
+
 def update(ref: Any, idx: Any, method: str, operand: Any) -> None:
     """`ref.at[idx].<method>(operand)` for `multiply`, `min`, `max` and `apply`."""
     aval = _check_writable(ref, method)
@@ -196,12 +205,26 @@ def update(ref: Any, idx: Any, method: str, operand: Any) -> None:
                 _eager.update(ref, index, method, operand)
                 return
         # A user's function may read refs, this one too: it runs between a read and a write.
-        # Elements named twice are updated twice, which needs the whole.
+        # Elements named twice are updated twice, which needs all that they are among.
         part, rest = index, Index.parse(..., index.result_shape)
         if index.has_arrays:
-            part, rest = Index.parse(..., aval.shape), index
+            part, rest = _halves(index)
         new = rest.update(_read(ref, part), method, operand)
     _write(ref, part, new)
+
+
+def _halves(index: Index) -> tuple[Index, Index]:
+    """The index of the block that the spans name, and that of the rest within it."""
+    spans = [
+        d if isinstance(d, Span) else Span(0, n)
+        for d, n in zip(index.dims, index.shape, strict=True)
+    ]
+    block = Index.of_dims(spans, index.shape)
+    rest = [
+        Span(0, n) if isinstance(d, Span) else d
+        for d, n in zip(index.dims, block.taken_shape, strict=True)
+    ]
+    return block, index._replace(shape=block.taken_shape, dims=tuple(rest))
 
 
 def _read(ref: Any, index: Index) -> Any:

@@ -6,7 +6,6 @@ nor that Python's `r[i] += x` (get, add, swap) only accumulates, and some call p
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,19 +16,8 @@ import numpy as np
 from jax import lax
 
 from refs import _jax
-
-
-class Touch(enum.Flag):
-    """What is done to a ref."""
-
-    NONE = 0
-    READ = 1
-    WRITE = 2
-    ACCUMULATE = 4
-
-    @property
-    def changes(self) -> bool:
-        return bool(self & (Touch.WRITE | Touch.ACCUMULATE))
+from refs._touch import Touch as Touch
+from refs._touch import update_of, uses_in
 
 
 class Touches(NamedTuple):
@@ -87,7 +75,7 @@ def touches_under(closed: Any, names: Names) -> Touches:
         v: Touch.NONE for v in (*jaxpr.constvars, *jaxpr.invars) if _jax.is_ref_type(v.aval)
     }
     hidden: dict[int, tuple[Any, Touch]] = {}
-    uses = _uses(jaxpr)
+    uses = uses_in(jaxpr)
     accumulating = _accumulations(jaxpr, uses, names)
 
     def touch(var: Any, kind: Touch) -> None:
@@ -132,10 +120,10 @@ def closed_over(closed: Any) -> list[Any]:
 
 
 def _own_touches(
-    eqn: Any, uses: Counter[Any], accumulating: set[int]
+    eqn: Any, uses: Counter[Any], accumulating: dict[int, Touch]
 ) -> Iterator[tuple[Any, Touch]]:
     if id(eqn) in accumulating:
-        yield eqn.invars[0], Touch.ACCUMULATE
+        yield eqn.invars[0], accumulating[id(eqn)]
     elif eqn.primitive is _jax.swap_p:
         used = uses[eqn.outvars[0]] > 0
         yield eqn.invars[0], Touch.WRITE | (Touch.READ if used else Touch.NONE)
@@ -234,36 +222,29 @@ def _is_ref_var(v: Any) -> bool:
 def used(jaxpr: Any) -> frozenset[Any]:
     """The variables of a jaxpr that an equation or the result uses."""
     if jaxpr not in _used:
-        _used[jaxpr] = frozenset(_uses(jaxpr))
+        _used[jaxpr] = frozenset(uses_in(jaxpr))
     return _used[jaxpr]
 
 
 _used: WeakKeyDictionary[Any, frozenset[Any]] = WeakKeyDictionary()
 
 
-def _uses(jaxpr: Any) -> Counter[Any]:
-    atoms = [v for eqn in jaxpr.eqns for v in eqn.invars] + list(jaxpr.outvars)
-    return Counter(v for v in atoms if not isinstance(v, _jax.Literal))
-
-
 # ---------------------------------------------------------------------------------------------
-# `r[i] += x` is traced to get, add, swap
+# `r[i] += x` is traced to get, add, swap; `r.at[i].max(x)` to get, max, swap
 
 
-_ADDING = frozenset({"add", "add_any", "sub"})
+def _accumulations(jaxpr: Any, uses: Counter[Any], names: Names) -> dict[int, Touch]:
+    """By the ids of the get and swap equations that together only accumulate: in which way.
 
-
-def _accumulations(jaxpr: Any, uses: Counter[Any], names: Names) -> set[int]:
-    """Ids of the get and swap equations that together only accumulate.
-
-    That is: what get reads is used by one addition (or is what is subtracted from), whose result
+    That is: what get reads is used by additions only (or is what is subtracted from), whose result
     is used by one swap of the same part of the same ref, whose old value nobody uses, and nothing
     touches the ref in between. What NumPy's indices do to the order and shape of what was read may
     come before the addition, and be undone after it. Where integer arrays may name an element
-    twice, NumPy's `+=` adds once: not an accumulation.
+    twice, NumPy's `+=` adds once: not an accumulation. As with additions, so with multiplications,
+    and with minima and maxima.
     """
     reads: dict[Any, _Read] = {}  # what get gave, and what was made of it
-    found: set[int] = set()
+    found: dict[int, Touch] = {}
 
     def forget(ref: Any) -> None:
         for value in [v for v, read in reads.items() if names.var(read.get.invars[0]) == ref]:
@@ -274,14 +255,6 @@ def _accumulations(jaxpr: Any, uses: Counter[Any], names: Names) -> set[int]:
             forget(names.var(eqn.invars[0]))
             reads[eqn.outvars[0]] = _Read(eqn)
             continue
-        if eqn.primitive.name in _ADDING and uses[eqn.outvars[0]] == 1:
-            candidates = eqn.invars[:1] if eqn.primitive.name == "sub" else eqn.invars
-            for v in candidates:
-                if not isinstance(v, _jax.Literal) and v in reads:
-                    if not reads[v].is_added:
-                        reads[eqn.outvars[0]] = reads.pop(v)._replace(is_added=True)
-                    break
-            continue
         if eqn.primitive.name in _MOVES and uses[eqn.outvars[0]] == 1:
             [v] = eqn.invars
             moved = None if isinstance(v, _jax.Literal) or v not in reads else reads.pop(v)
@@ -291,10 +264,15 @@ def _accumulations(jaxpr: Any, uses: Counter[Any], names: Names) -> set[int]:
         if eqn.primitive is _jax.swap_p and not uses[eqn.outvars[0]]:
             value = eqn.invars[1]
             read = None if isinstance(value, _jax.Literal) else reads.pop(value, None)
-            if read is not None and read.is_added and not read.moves:
+            if read is not None and read.kind is not None and not read.moves:
                 one, other = (names.var(e.invars[0]) for e in (read.get, eqn))
                 if one == other and _same_part(jaxpr, read.get, eqn):
-                    found |= {id(read.get), id(eqn)}
+                    found |= {id(read.get): read.kind, id(eqn): read.kind}
+        for k, v in enumerate(eqn.invars):
+            kind = update_of(eqn, k) if not isinstance(v, _jax.Literal) and v in reads else None
+            if kind is not None and reads[v].kind in (None, kind) and uses[eqn.outvars[0]] == 1:
+                reads[eqn.outvars[0]] = reads.pop(v)._replace(kind=kind)
+                break
         for v in eqn.invars:
             if _is_ref_var(v):
                 forget(names.var(v))
@@ -324,7 +302,7 @@ class _Read(NamedTuple):
     """What was made of what a get equation gave: `moves` are to be undone, the last first."""
 
     get: Any
-    is_added: bool = False
+    kind: Touch | None = None
     moves: tuple[Any, ...] = ()
 
     def then(self, eqn: Any) -> _Read | None:
@@ -332,7 +310,7 @@ class _Read(NamedTuple):
         name = eqn.primitive.name
         if name in _LEAVES_VALUES:
             return self
-        if not self.is_added:
+        if self.kind is None:
             return self._replace(moves=(*self.moves, (name, _UNDONE_BY[name](eqn))))
         if self.moves and self.moves[-1] == (name, _DOES[name](eqn)):
             return self._replace(moves=self.moves[:-1])

@@ -20,7 +20,7 @@ from refs._absent import present_or_absent
 from refs._ref import Ref, is_concrete
 from refs._ref_type import RefType
 from refs._site import is_raised_by_jax
-from refs._values import zeros_of
+from refs._values import neutral_of, zeros_of
 from refs.errors import RefError, RefEscapeError, RefTypeError, RefValueError
 
 
@@ -47,6 +47,11 @@ def ref_type(ref: Any) -> RefType:
         return ref._aval
     aval = _jax.typeof(ref)
     return aval if isinstance(aval, RefType) else RefType.of(aval)
+
+
+def neutral_like(ref: Any, method: str) -> Any:
+    """What changes nothing of what a ref holds when an update is given it."""
+    return neutral_of(ref_type(ref).inner_aval, method)
 
 
 def zeros_like(ref: Any) -> Any:

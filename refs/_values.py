@@ -108,6 +108,25 @@ def _rank(dtype: Any) -> int:
     return next((k for k, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), -1)
 
 
+def neutral_of(aval: Any, method: str) -> Any:
+    """`neutral` as an array of a type, where the trace under way can use it."""
+    zeros = zeros_of(aval)
+    return zeros if method == "add" else lax.full_like(zeros, neutral(aval.dtype, method))
+
+
+def neutral(dtype: Any, method: str) -> Any:
+    """The number that changes nothing when an update of `ref.at[...]` is given it."""
+    if method == "multiply":
+        return 1
+    if jnp.issubdtype(dtype, jnp.bool_):
+        return method == "min"
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        return limits.max if method == "min" else limits.min
+    end = np.inf if method == "min" else -np.inf
+    return complex(end, end) if jnp.issubdtype(dtype, jnp.complexfloating) else end
+
+
 def zeros_of(aval: Any) -> Any:
     """Zeros of a type, where the trace under way can use them."""
     if any(axis is not None for axis in aval.sharding.spec):

@@ -15,7 +15,7 @@ from tests.error_case import X, raises
     "vmap: lane-dependent write to ref `r` (created at FILE:N) at FILE:N: all lanes share"
     " it, so after the map it would depend on the order of the 3 lanes. Map it "
     "(`in_axes`), only accumulate into it (`ref[...] += …`, at an index array "
-    "`ref.at[i].add(…)`), or loop (`refs.scan`)",
+    "`ref.at[i].add(…)`; or only `.multiply`, only `.min` or only `.max`), or loop (`refs.scan`)",
 )
 def lanes_that_write_what_they_share(r, i):
     def lane(x):
@@ -29,7 +29,7 @@ def lanes_that_write_what_they_share(r, i):
     "vmap: use of what other lanes write to ref `i` (created at FILE:N) at FILE:N: all "
     "lanes share it, so after the map it would depend on the order of the 3 lanes. Map it"
     " (`in_axes`), only accumulate into it (`ref[...] += …`, at an index array "
-    "`ref.at[i].add(…)`), or loop (`refs.scan`)",
+    "`ref.at[i].add(…)`; or only `.multiply`, only `.min` or only `.max`), or loop (`refs.scan`)",
 )
 def lanes_that_read_what_they_accumulate(r, i):
     def lane(x):
@@ -44,7 +44,7 @@ def lanes_that_read_what_they_accumulate(r, i):
     "vmap: use of what other lanes write to ref `r` (created at FILE:N) at FILE:N: all "
     "lanes share it, so after the map it would depend on the order of the 3 lanes. Map it"
     " (`in_axes`), only accumulate into it (`ref[...] += …`, at an index array "
-    "`ref.at[i].add(…)`), or loop (`refs.scan`)",
+    "`ref.at[i].add(…)`; or only `.multiply`, only `.min` or only `.max`), or loop (`refs.scan`)",
 )
 def lanes_that_overwrite_and_accumulate(r, i):
     def lane(x):
@@ -56,10 +56,25 @@ def lanes_that_overwrite_and_accumulate(r, i):
 
 @raises(
     errors.RefValueError,
+    "vmap: `min` besides `max` of ref `r` (created at FILE:N) at FILE:N: all "
+    "lanes share it, so after the map it would depend on the order of the 3 lanes. Map it"
+    " (`in_axes`), only accumulate into it (`ref[...] += …`, at an index array "
+    "`ref.at[i].add(…)`; or only `.multiply`, only `.min` or only `.max`), or loop (`refs.scan`)",
+)
+def lanes_that_accumulate_in_two_ways(r, i):
+    def lane(x):
+        r.at[0].max(x)
+        r.at[0].min(5)
+
+    refs.vmap(lane)(X)
+
+
+@raises(
+    errors.RefValueError,
     "vmap: use of what other lanes write to a ref at FILE:N: all lanes share it, so after"
     " the map it would depend on the order of the 3 lanes. Map it (`in_axes`), only "
     "accumulate into it (`ref[...] += …`, at an index array "
-    "`ref.at[i].add(…)`), or loop (`refs.scan`)",
+    "`ref.at[i].add(…)`; or only `.multiply`, only `.min` or only `.max`), or loop (`refs.scan`)",
 )
 def lanes_that_swap_a_nameless_ref(r, i):
     nameless = jax.new_ref(jnp.zeros(3))

@@ -29,6 +29,7 @@ LAYERS = [
     ["_ref_type"],
     ["_ref"],
     ["_absent"],
+    ["_touch"],
     ["_tracing", "_effects"],
     ["callbacks", "callbacks._host"],
     ["callbacks._run"],

@@ -51,7 +51,13 @@ def test_which_touches_change_a_ref():
         (lambda r: refs.addupdate(r, jnp.array([0, 0]), 1), ACCUMULATE),
         (lambda r: r.at[0].add(1), ACCUMULATE),
         (lambda r: r.at[0].set(1), WRITE),
-        (lambda r: r.at[0].multiply(2), READ | WRITE),
+        (lambda r: r.at[0].multiply(2), Touch.MULTIPLY),
+        (lambda r: r.at[jnp.array([0, 0])].multiply(2), Touch.MULTIPLY),
+        (lambda r: r.at[0].min(2), Touch.MIN),
+        (lambda r: r.at[::-1].max(2), Touch.MAX),
+        (lambda r: r.at[jnp.array([0, 0])].max(2), Touch.MAX),
+        (lambda r: (r.at[0].max(2), r.at[0].min(2))[0], Touch.MAX | Touch.MIN),
+        (lambda r: (r.at[0].max(2), r[0])[1], Touch.MAX | READ),
         (lambda r: (refs.addupdate(r, 0, 1), r[0])[1], READ | ACCUMULATE),
         (lambda r: (refs.addupdate(r, 0, 1), refs.set(r, 1, 1))[0], WRITE | ACCUMULATE),
     ],
@@ -196,10 +202,6 @@ def subtracted_from_something(r, x):
     r[0] = x - r[0]
 
 
-def multiplied(r, x):
-    r[0] *= x
-
-
 def multiplied_and_added(r, x):
     r[0] = r[0] * x + x
 
@@ -234,7 +236,6 @@ NOT_ACCUMULATING = [
     read_in_the_added_value,
     integer_array_index,
     subtracted_from_something,
-    multiplied,
     multiplied_and_added,
 ]
 

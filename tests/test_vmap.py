@@ -131,11 +131,12 @@ def test_shared_refs_may_be_read_and_set_alike(counts, n):
         lambda n, x: n.set(x),
         lambda n, x: (n.at[...].add(1), n[...])[1],
         lambda n, x: (n[...], n.set(1))[0],
-        lambda n, x: n.set(n[...] * 2),
+        lambda n, x: n.set(n[...] * 2 + 1),
         lambda n, x: lax.cond(x > 1, lambda: n.set(1), lambda: None),
         lambda n, x: lax.scan(lambda c, _: (c + x, n.set(c)), 0, None, length=2)[0],
         lambda n, x: lax.while_loop(lambda c: c < x, lambda c: (n.set(1), c + 1)[1], 0),
-        lambda n, x: (n.at[...].multiply(2), None)[1],
+        lambda n, x: (n.at[...].multiply(2), n.at[...].max(x), None)[2],
+        lambda n, x: (n.at[...].multiply(2), n.at[...].add(x), None)[2],
     ],
 )
 def test_what_depends_on_the_order_of_lanes_is_refused(body, n):

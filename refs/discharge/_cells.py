@@ -13,17 +13,17 @@ from refs.errors import RefStateError
 class Cell:
     """The current value of a ref during an interpretation.
 
-    `target` is the ref itself, where the backward pass will find it. `adds_only` says that lanes
-    share the ref, and the value is what has been added to it; `changes`, that the body under way
+    `target` is the ref itself, where the backward pass will find it. `method` says that lanes
+    share the ref, and how the value has been accumulated for it; `changes`, that the body under way
     or a loop around it changes it. `number` says which one it is of those that the program writes.
     """
 
     __slots__ = (
         "_value",
-        "adds_only",
         "changes",
         "ended",
         "made_here",
+        "method",
         "number",
         "origin",
         "sealed",
@@ -39,7 +39,7 @@ class Cell:
         self.sealed = sealed
         self.target = target
         self.made_here = False
-        self.adds_only = False
+        self.method: str | None = None
         self.changes = False
         self.number: int | None = None
 
@@ -84,7 +84,7 @@ class Row(Cell):
     def __init__(self, whole: Cell, index: Any):
         super().__init__(None, whole.origin)
         self.whole, self.index = whole, index
-        self.adds_only = whole.adds_only
+        self.method = whole.method
         self.changes = whole.changes
 
     def read(self) -> Any:

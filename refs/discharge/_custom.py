@@ -23,7 +23,7 @@ def eval_rule(
     """
     found = _effects.touches(_Open(jaxpr, consts[: len(jaxpr.constvars)]))
     for x, kind in zip((*consts, *args), (*found.consts, *found.inputs), strict=True):
-        if isinstance(x, Cell) and x.adds_only and kind & (Touch.READ | Touch.WRITE):
+        if isinstance(x, Cell) and x.method and kind != Touch.NONE and kind.method != x.method:
             raise RefValueError(
                 f"vmap: the derivative rule of the custom function at {where} reads or overwrites "
                 f"{x.describe()}, which all lanes share and the function only accumulates into: "

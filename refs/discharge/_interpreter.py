@@ -283,7 +283,7 @@ class Inside:
 
         def inner(outer: Cell, value: Any, sealed: str | None = None) -> Cell:
             cell = Cell(value, outer.origin, sealed, outer.target)
-            cell.adds_only, cell.number = outer.adds_only, outer.number
+            cell.method, cell.number = outer.method, outer.number
             cell.changes = outer.changes or sealed is None
             return cell
 

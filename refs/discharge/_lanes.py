@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from refs import _jax
 from refs._index_syntax import Span
 from refs._indexing import Index
+from refs._values import neutral_of
 from refs.discharge import _transforms
 from refs.discharge._cells import Cell
-from refs.lanes._primitives import lane_add
+from refs.lanes._primitives import lane_update
 from refs.lanes._variance import Variance
 
 
@@ -53,36 +55,42 @@ class Lanes(NamedTuple):
 
 
 class Sum(Cell):
-    """A ref that the lanes share and only accumulate into. It is never read: it is added to.
+    """A ref that the lanes share and only accumulate into, by `method`. It is never read.
 
     Its cell holds no value. Each contribution goes to the ref itself, in the trace in which the
-    lanes are batched. What a `get` that belongs to an accumulation reads is zero, so that what the
-    `swap` writes is the contribution. To a silent one, in what is evaluated once more, nothing is
-    added.
+    lanes are batched. What a `get` that belongs to an accumulation reads is neutral, zero where
+    that is addition, so that what the `swap` writes is the contribution. To a silent one, in what
+    is evaluated once more, nothing is added.
     """
 
     __slots__ = ("is_silent", "prefix", "ref")
 
     def __init__(
-        self, ref: Any, origin: Any, prefix: tuple[Any, ...] = (), is_silent: bool = False
+        self,
+        ref: Any,
+        origin: Any,
+        method: str,
+        prefix: tuple[Any, ...] = (),
+        is_silent: bool = False,
     ):
         super().__init__(None, origin)
         self.ref, self.prefix, self.is_silent = ref, prefix, is_silent
-        self.adds_only = True
+        self.method: str = method
 
     def row(self, index: Any) -> Sum:
-        return Sum(self.ref, self.origin, (*self.prefix, index), self.is_silent)
+        return Sum(self.ref, self.origin, self.method, (*self.prefix, index), self.is_silent)
 
     def of(self, ref: Any, is_silent: bool) -> Sum:
         """The same place in what the ref is called inside a function that it is passed to."""
-        same = Sum(ref, self.origin, self.prefix, self.is_silent or is_silent)
+        same = Sum(ref, self.origin, self.method, self.prefix, self.is_silent or is_silent)
         same.target = self.target
         return same
 
-    def add(self, lanes: Any, transforms: Sequence[Any], value: Any) -> None:
+    def update(self, lanes: Any, transforms: Sequence[Any], value: Any) -> None:
         if self.is_silent:
             return
-        value = lanes.select(value, jnp.zeros_like(value))
+        value = lanes.select(value, neutral_of(_jax.typeof(value), self.method))
         inner = self.ref.shape[len(self.prefix) :]
         dims = _transforms.dims_of(transforms, inner) if transforms else [Span(0, n) for n in inner]
-        lane_add(self.ref, lanes.lane, Index.of_dims([*self.prefix, *dims], self.ref.shape), value)
+        index = Index.of_dims([*self.prefix, *dims], self.ref.shape)
+        lane_update(self.ref, lanes.lane, index, self.method, value)

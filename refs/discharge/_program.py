@@ -105,12 +105,12 @@ def run_in_lanes(
     variance = lanes.variance.again()
     variance.run(program.jaxpr, program.by_identity(contents), [True] * len(inputs))
     cells = [
-        Sum(ref, origin) if touch == Touch.ACCUMULATE else Cell(_access.get(ref), origin)
+        Sum(ref, origin, touch.method) if touch.method else Cell(_access.get(ref), origin)
         for ref, origin, touch in zip(refs, origins, touches, strict=True)
     ]
     ctx = Context(lanes=lanes._replace(variance=variance))
     out = program.run(ctx, cells, inputs, arrays)
     for ref, cell, touch in zip(refs, cells, touches, strict=True):
-        if touch.changes and touch != Touch.ACCUMULATE:
+        if touch.changes and not touch.method:
             _access.set(ref, ..., cell.read())
     return out

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from refs import _jax
-from refs._values import zeros_of
+from refs._values import neutral_of
 from refs.discharge import _transforms
 from refs.discharge._cells import Cell
 from refs.discharge._interpreter import Context
@@ -23,7 +23,7 @@ def discharge_get(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     cell, *leaves = args
     if isinstance(cell, Sum):
         [out] = eqn.outvars
-        return [zeros_of(out.aval)]
+        return [neutral_of(out.aval, cell.method)]
     value = _transforms.read(cell.read(), jax.tree.unflatten(eqn.params["tree"], leaves))
     return [kept(ctx, cell, value)]
 
@@ -34,7 +34,7 @@ def discharge_swap(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
     value = jnp.asarray(value)
     if isinstance(cell, Sum):
-        cell.add(ctx.lanes, transforms, value)
+        cell.update(ctx.lanes, transforms, value)
         return [None]
     before = cell.read()
     is_masked = ctx.lanes is not None and ctx.lanes.mask is not None
@@ -52,7 +52,7 @@ def discharge_addupdate(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any
     transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
     value = jnp.asarray(value)
     if isinstance(cell, Sum):
-        cell.add(ctx.lanes, transforms, value)
+        cell.update(ctx.lanes, transforms, value)
         return []
     if ctx.lanes is not None:
         value = ctx.lanes.select(value, jnp.zeros_like(value))

@@ -1,8 +1,9 @@
 """What a lane does to a ref that it shares with the other lanes, and what it asks of them all.
 
-`lane_add` is an `addupdate` by one lane. Batched by `jax.vmap`, it becomes one `addupdate` of all
-lanes' contributions, at all their indices: it costs the updates, however large the ref is. A value
-that is the same in every lane still arrives once for each. `lane_any` is true where a flag is true
+`lane_update` is an update by one lane, of those whose order doesn't matter. Batched by `jax.vmap`,
+it becomes one update with all lanes' contributions, at all their indices: an addition costs the
+updates, however large the ref is. A value that is the same in every lane still arrives once for
+each. `lane_any` is true where a flag is true
 in any lane.
 
 Both exist only between tracing a lane and batching it.
@@ -16,26 +17,29 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import Primitive
 
 from refs import _jax
+from refs._access import accumulate
 from refs._index_syntax import Span
 from refs._indexing import Index, taken
 from refs._places import located, within
+from refs._values import neutral
 
-lane_add_p = Primitive("lane_add")
-lane_add_p.multiple_results = True
+lane_update_p = Primitive("lane_update")
+lane_update_p.multiple_results = True
 lane_any_p = Primitive("lane_any")
 
 
-def lane_add(ref: Any, lane: Any, index: Index, value: Any) -> None:
-    """Adds `value`, of `index`'s taken shape, to the shared `ref`.
+def lane_update(ref: Any, lane: Any, index: Index, method: str, value: Any) -> None:
+    """Updates the shared `ref` by `value`, of `index`'s taken shape.
 
     `lane` is any scalar that is batched: it says that this happens in each lane, whatever else is
     the same in all of them.
     """
     leaves, tree = jax.tree.flatten(() if index.is_whole else (index.indexer(),))
-    lane_add_p.bind(ref, lane, value, *leaves, tree=tree)
+    lane_update_p.bind(ref, lane, value, *leaves, tree=tree, method=method)
 
 
 def lane_any(flag: Any) -> Any:
@@ -43,41 +47,65 @@ def lane_any(flag: Any) -> Any:
     return lane_any_p.bind(flag)
 
 
-@_jax.def_effectful_abstract_eval(lane_add_p)
-def _lane_add_type(ref: Any, lane: Any, value: Any, *leaves: Any, tree: Any) -> Any:
-    return [], {_jax.AccumEffect(0)}
+@_jax.def_effectful_abstract_eval(lane_update_p)
+def _lane_update_type(
+    ref: Any, lane: Any, value: Any, *leaves: Any, tree: Any, method: str
+) -> tuple[list[Any], set[Any]]:
+    return [], {_jax.AccumEffect(0)} if method == "add" else {
+        _jax.ReadEffect(0),
+        _jax.WriteEffect(0),
+    }
 
 
-def _batch_lane_add(
-    size: int, args: Sequence[Any], axes: Sequence[int | None], *, tree: Any
+def _batch_lane_update(
+    size: int, args: Sequence[Any], axes: Sequence[int | None], *, tree: Any, method: str
 ) -> tuple[list[Any], list[Any]]:
     ref, _, value, *leaves = args
     _, _, value_axis, *leaf_axes = axes
+    transforms = [
+        x if axis is None else _Leaf(x, axis) for x, axis in zip(leaves, leaf_axes, strict=True)
+    ]
+    indexers = jax.tree.unflatten(tree, transforms)
     if all(axis is None for axis in leaf_axes):
-        _jax.addupdate_p.bind(ref, _sum(value, value_axis, size), *leaves, tree=tree)
-        return [], []
-    transforms = [_Leaf(x, axis) for x, axis in zip(leaves, leaf_axes, strict=True)]
-    [indexer] = jax.tree.unflatten(tree, transforms)
-    value = _to_front(value, value_axis, size)
-    index, value = _of_all_lanes(indexer, value, size)
-    leaves, tree = jax.tree.flatten((index.indexer(),))
-    _jax.addupdate_p.bind(ref, value, *leaves, tree=tree)
+        value = _together(method, value, value_axis, size)
+        index: Any = Index.of_dims(_dims(indexers[0]), ref.shape) if indexers else ...
+    else:
+        value = _to_front(value, value_axis, size)
+        index, value = _of_all_lanes(indexers[0], value, size)
+    accumulate(ref, index, method, value)
     return [], []
 
 
-_jax.register_batching(lane_add_p, _batch_lane_add)
+_jax.register_batching(lane_update_p, _batch_lane_update)
+
+_REDUCTIONS: dict[str, Any] = {
+    "add": jnp.sum,
+    "multiply": jnp.prod,
+    "min": jnp.min,
+    "max": jnp.max,
+}
 
 
-def _sum(value: Any, axis: int | None, size: int) -> Any:
-    """All lanes' contributions together."""
+def _together(method: str, value: Any, axis: int | None, size: int) -> Any:
+    """All lanes' contributions as one."""
     if not size:
         shape = value.shape if axis is None else (*value.shape[:axis], *value.shape[axis + 1 :])
-        return jnp.zeros(shape, value.dtype)
-    if axis is None:
+        return jnp.full(shape, neutral(value.dtype, method), value.dtype)
+    if value.dtype == bool and method == "add":
+        method = "max"
+    if axis is not None:
+        return _REDUCTIONS[method](value, axis).astype(value.dtype)
+    if method == "add":
         # In a small integer type the number of lanes wraps around, as their sum does.
-        times = jnp.asarray(size).astype(value.dtype)
-        return value if value.dtype == bool else value * times
-    return jnp.any(value, axis) if value.dtype == bool else jnp.sum(value, axis, dtype=value.dtype)
+        return value * jnp.asarray(size).astype(value.dtype)
+    return lax.integer_pow(value, size) if method == "multiply" else value
+
+
+def _dims(indexer: Any) -> list[Any]:
+    return [
+        Span(d.start, int(d.size), d.stride) if isinstance(d, _jax.Slice) else d
+        for d in indexer.indices
+    ]
 
 
 class _Leaf(NamedTuple):

@@ -40,6 +40,9 @@ _BY_LANE = {"axis_index", "reduce_scatter", "all_to_all", "ppermute"}
 _JOINING = {"psum", "pmax", "pmin", "all_gather"}
 
 
+_ORDERED = Touch.READ | Touch.WRITE
+
+
 class Contents:
     """What is known of a ref's contents.
 
@@ -56,7 +59,7 @@ class Contents:
 
     @property
     def is_overwritten(self) -> bool:
-        return self.shared not in (None, Touch.NONE, Touch.READ, Touch.ACCUMULATE)
+        return self.shared is not None and self.shared.changes and not self.shared.method
 
 
 class Variance:
@@ -218,12 +221,15 @@ class Variance:
             self._refuse("use of what other lanes write to", eqn, ref)
 
     def _refuse(self, what: str, eqn: Any, ref: Contents) -> None:
+        methods = ref.shared.methods if ref.shared is not None else []
+        if len(methods) > 1 and ref.shared is not None and not ref.shared & _ORDERED:
+            what = f"`{'` besides `'.join(methods)}` of"
         named = ref.origin.describe() if ref.origin is not None else "a ref"
         raise RefValueError(
             f"vmap: {what} {named} at {_jax.user_line(eqn)}: all lanes share it, so after the map "
             f"it would depend on the order of the {self._size} lanes. Map it (`in_axes`), only "
-            "accumulate into it (`ref[...] += …`, at an index array `ref.at[i].add(…)`), or loop "
-            "(`refs.scan`)"
+            "accumulate into it (`ref[...] += …`, at an index array `ref.at[i].add(…)`; or only "
+            "`.multiply`, only `.min` or only `.max`), or loop (`refs.scan`)"
         )
 
     # -- control flow -----------------------------------------------------------------------------

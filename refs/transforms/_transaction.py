@@ -28,11 +28,11 @@ from refs._tracing import (
     Trace,
     adopt,
     lookups,
+    neutral_like,
     other_names,
     ref_type,
     result_of,
     trace,
-    zeros_like,
 )
 from refs.callbacks._failure import failures_told
 from refs.discharge._cells import Cell
@@ -141,7 +141,7 @@ class Transaction:
         """
         cells = self.cells(self.written, state) | self.cells(self.read, constants)
         for k, slot in enumerate(self.written):
-            cells[slot].adds_only = self._is_delta(slot)
+            cells[slot].method = self._method(slot)
             cells[slot].number = k if is_program else None
         if targets is not None:
             self.aim(cells, list(self.touch_of), targets)
@@ -183,11 +183,12 @@ class Transaction:
     def values(self, slots: Sequence[Slot], arguments: Sequence[Any]) -> list[Any]:
         """What slots hold now.
 
-        In a lane of `refs.vmap`, a slot that is only accumulated into starts from zeros, and
-        `commit` adds what has come together: the lane must not read what it shares with others.
+        In a lane of `refs.vmap`, a slot that is only accumulated into starts from zeros (ones, if
+        it is multiplied), and `commit` adds what has come together: the lane must not read what it
+        shares with others.
         """
         return [
-            zeros_like(ref) if self._is_delta(slot) else _access.get(ref)
+            neutral_like(ref, method) if (method := self._method(slot)) else _access.get(ref)
             for slot, ref in zip(slots, self.refs(slots, arguments), strict=True)
         ]
 
@@ -195,8 +196,10 @@ class Transaction:
         """Gives written slots their new values."""
         refs = self.refs(slots, arguments)
         for slot, ref, value in zip(slots, refs, state, strict=True):
-            write = _access.addupdate if self._is_delta(slot) else _access.set
-            write(ref, ..., value)
+            if method := self._method(slot):
+                _access.accumulate(ref, ..., method, value)
+            else:
+                _access.set(ref, ..., value)
 
     def update(
         self, arguments: Sequence[Any], body: Callable[[list[Any], list[Any]], tuple[Any, Any]]
@@ -214,8 +217,9 @@ class Transaction:
         self.commit(self.written, arguments, state)
         return rest
 
-    def _is_delta(self, slot: Slot) -> bool:
-        return _is_lane.get() and self.touch_of[slot] == Touch.ACCUMULATE
+    def _method(self, slot: Slot) -> str | None:
+        """In a lane: how a slot is accumulated into, if nothing else is done to it."""
+        return self.touch_of[slot].method if _is_lane.get() else None
 
     def result(self, arrays: Sequence[Any], made: Sequence[Any], arguments: Sequence[Any]) -> Any:
         """The function's result, from its arrays, the values of its new refs and its arguments."""

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from refs import _jax
 from refs._access import describe
-from refs._effects import Touch
 from refs._tracing import AbstractArgument, Call, is_ref, ref_type
 from refs.discharge._interpreter import Context
 from refs.discharge._lanes import Lanes, Sum
@@ -33,9 +32,9 @@ def vmap(
 
     A ref for which `in_axes` has an integer gives each lane its slice, to read and to write. A ref
     that is closed over, or for which it has None, is shared: lanes may read it; or accumulate into
-    it, `r[...] += x`, and every lane's contribution arrives, at the cost of the contributions; or
-    overwrite it with what is the same in every lane. What would depend on the order of the lanes
-    is an error.
+    it, `r[...] += x`, and every lane's contribution arrives, at the cost of the contributions (or
+    multiply it, or take its minimum or maximum with what they have); or overwrite it with what is
+    the same in every lane. What would depend on the order of the lanes is an error.
 
     Args:
       fun: the function of one lane.
@@ -82,13 +81,17 @@ def vmap(
                 )
             axis_of = {s: axes.of_slot(s, refs) for s in t.touch_of}
             variance = _analyse(t, axis_of, axes, axis_name)
-            sums = [s for s, touch in t.touch_of.items() if axis_of[s] is None and _is_sum(touch)]
+            sums = {
+                s: touch.method
+                for s, touch in t.touch_of.items()
+                if axis_of[s] is None and touch.method
+            }
             written = [s for s in t.written if s not in sums]
 
             def lane(lane: Any, state: Any, constants: Any, leaves: Any) -> Any:
                 cells = t.cells(written, state) | t.cells(t.read, constants)
-                for slot, ref in zip(sums, t.refs(sums, refs), strict=True):
-                    cells[slot] = Sum(ref, slot.origin)
+                for (slot, method), ref in zip(sums.items(), t.refs([*sums], refs), strict=True):
+                    cells[slot] = Sum(ref, slot.origin, method)
                 t.aim(cells, [s for s, axis in axis_of.items() if axis is None], refs)
                 _, (arrays, made) = t.run_cells(cells, leaves, Context(lanes=Lanes(variance, lane)))
                 return [cells[s].read() for s in written], arrays, made
@@ -238,10 +241,6 @@ def _leaf_axes(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
                 "take the view inside"
             )
     return axes
-
-
-def _is_sum(touch: Touch) -> bool:
-    return touch == Touch.ACCUMULATE
 
 
 def _analyse(
