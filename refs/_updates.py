@@ -76,7 +76,8 @@ def _multiply(x: Any, idx: tuple[Any, ...], y: Any) -> Any:
         return jax.jvp(lambda x, y: _multiply_each(x, index(arrays), y), (x, y), tangents[:2])
 
     arrays = [i for i in idx if not isinstance(i, slice)]
-    return multiply(x, jnp.broadcast_to(y, x.at[idx].get().shape), *arrays)
+    shape = jax.eval_shape(x.at[idx].get).shape
+    return multiply(x, jnp.broadcast_to(y, shape), *arrays)
 
 
 def _multiply_each(x: Any, idx: tuple[Any, ...], y: Any) -> Any:
