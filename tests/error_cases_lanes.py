@@ -321,3 +321,19 @@ def batching_rule_of_what_lanes_sum_up_in(r, i):
         f(r, x)
 
     refs.vmap(lane)(X)
+
+
+@raises(
+    errors.RefValueError,
+    "scan: xs holds a scalar, which has no rows: close over it",
+)
+def scan_over_a_scalar(r, i):
+    refs.scan(lambda c, x: (c, x), 0, (r, 1.0))
+
+
+@raises(
+    errors.RefTypeError,
+    "operands by position and by the keyword `operand`: choose one",
+)
+def operands_by_position_and_by_keyword(r, i):
+    refs.cond(True, lambda x: x, lambda x: x, r, operand=r)

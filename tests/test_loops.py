@@ -201,3 +201,76 @@ def test_a_ref_without_rows(jit):
     assert carry == 3
     assert rows.shape == (0, 2)
     assert jit(lambda r: refs.map(lambda row: row[0], r))(empty).shape == (0,)
+
+
+# --- What JAX's own take ------------------------------------------------------------------------
+
+XS, ZERO = jnp.arange(5.0), jnp.int32(0)
+CALLS = {
+    "map in batches": lambda m, b: m.map(b, XS, batch_size=2),
+    "map in whole batches": lambda m, b: m.map(b, XS[:4], batch_size=2),
+    "map in one batch": lambda m, b: m.map(b, XS, batch_size=5),
+    "map in too large a batch": lambda m, b: m.map(b, XS, batch_size=9),
+    "map, all at once": lambda m, b: m.map(b, XS, batch_size=0),
+    "map over nothing": lambda m, b: m.map(b, XS[:0]),
+    "map over nothing in batches": lambda m, b: m.map(b, XS[:0], batch_size=2),
+    "scan over nothing": lambda m, b: m.scan(lambda c, x: (c + 1, b(x)), 0, XS[:0]),
+    "scan, no steps": lambda m, b: m.scan(lambda c, x: (c + 1, x), 0, length=0),
+    "scan, a length": lambda m, b: m.scan(lambda c, x: (b(c), x), 0.0, None, 3),
+    "scan, both": lambda m, b: m.scan(lambda c, x: (c + b(x), x), 0.0, XS, length=5),
+    "scan, backwards": lambda m, b: m.scan(lambda c, x: (c + b(x), c), 0.0, XS, reverse=True),
+    "scan, unrolled": lambda m, b: m.scan(lambda c, x: (c + b(x), c), 0.0, XS, unroll=True),
+    "scan, not unrolled": lambda m, b: m.scan(lambda c, x: (c + b(x), c), 0.0, XS, unroll=False),
+    "scan, split": lambda m, b: m.scan(lambda c, x: (c, b(x)), 0, XS, _split_transpose=True),
+    "fori_loop, no steps": lambda m, b: m.fori_loop(3, 0, lambda i, c: b(c), 1.0),
+    "fori_loop, array bounds": lambda m, b: m.fori_loop(
+        ZERO, np.int32(3), lambda i, c: b(c), 1.0, unroll=2
+    ),
+    "fori_loop, keywords": lambda m, b: m.fori_loop(
+        lower=0, upper=3, body_fun=lambda i, c: b(c), init_val=1.0
+    ),
+    "while_loop, keywords": lambda m, b: m.while_loop(
+        cond_fun=lambda c: c < 9, body_fun=lambda c: b(c) + 1, init_val=1.0
+    ),
+    "cond, operand": lambda m, b: m.cond(True, b, lambda x: x, operand=2.0),
+    "cond, operand None": lambda m, b: m.cond(False, lambda _: 1.0, lambda _: b(2.0), operand=None),
+    "cond, an operand each": lambda m, b: m.cond(False, 1.0, b, 2.0, lambda x: b(x) * 3),
+    "switch, operand": lambda m, b: m.switch(1, [lambda x: x, b], operand=2.0),
+    "switch, too large": lambda m, b: m.switch(index=7, branches=[lambda: 1.0, lambda: b(2.0)]),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@both
+def test_as_jax(jit, call):
+    scale = refs.new_ref(2.0)
+    got = jit(lambda: call(refs, lambda x: x * scale[...]))()
+    jax.tree.map(same, got, call(lax, lambda x: x * 2.0))
+
+
+REFUSED = {
+    "map over no tree": lambda m: m.map(lambda x: x, (), batch_size=2),
+    "map over rows of several lengths": lambda m: m.map(sum, (XS, XS[:3])),
+    "scan, no length": lambda m: m.scan(lambda c, x: (c, x), 0),
+    "scan, another length": lambda m: m.scan(lambda c, x: (c, x), 0, XS, 3),
+    "scan, another carry": lambda m: m.scan(lambda c, x: ((c, c), x), 0.0, XS),
+    "switch, no branches": lambda m: m.switch(0, []),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
+def test_refused_as_by_jax(call):
+    with pytest.raises((TypeError, ValueError)) as native:
+        call(lax)
+    with pytest.raises(type(native.value)) as ours:
+        call(refs)
+    assert str(ours.value) == str(native.value)
+
+
+def test_where_the_bounds_are_known_there_is_a_gradient():
+    r = refs.new_ref(2.0)
+
+    def loop(x):
+        return refs.fori_loop(ZERO, np.int32(3), lambda i, c: c * r[...], x)
+
+    assert refs.grad(loop)(1.0) == 8

@@ -9,6 +9,7 @@ functions.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from refs import _jax
 from refs._access import describe
 from refs._tracing import Call, is_ref
 from refs._view import is_view
-from refs.errors import RefTypeError
+from refs.errors import RefTypeError, RefValueError
 from refs.transforms._transaction import in_transaction
 from refs.transforms.vmap import vmap
 
@@ -32,6 +33,7 @@ def scan(
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
+    _split_transpose: bool = False,
 ) -> tuple[Any, Any]:
     """Scans `f` over leading axes. As `jax.lax.scan`, at top level too.
 
@@ -49,6 +51,7 @@ def scan(
 
     Raises:
       RefTypeError: if the carry holds a ref, or `xs` a view.
+      RefValueError: if `xs` holds a scalar.
       RefEscapeError: if `f` returns a ref, or closes over one that is also in `xs`.
 
     >>> table, total = refs.new_ref(jnp.arange(6).reshape(3, 2)), refs.new_ref(jnp.int32(0))
@@ -68,6 +71,7 @@ def scan(
                 f"scan over a view of {describe(x.ref)}: scan over the ref, or over indices, and "
                 "take the view inside"
             )
+    _check_rows("scan", xs)
     call = Call.of((xs,), {})
     start = Call.of((init,), {})
 
@@ -75,12 +79,13 @@ def scan(
         init_leaves, leaves = arrays
         [first], _ = start.rebuild([], init_leaves)
 
+        @functools.wraps(f)
         def step(carry: Any, rows: Any) -> Any:
             [x], _ = call.rebuild(*rows)
             _jax.name_arguments(f, (carry, x), {}, jax.tree.leaves((carry, rows)))
             return f(carry, x)
 
-        return lax.scan(step, first, (refs, leaves), length=length, reverse=reverse, unroll=unroll)
+        return lax.scan(step, first, (refs, leaves), length, reverse, unroll, _split_transpose)
 
     return _run(inside, call.refs, [start.leaves, call.leaves])
 
@@ -139,7 +144,8 @@ def fori_loop(
     Ref([ 1,  1,  2,  3,  5,  8, 13, 21], dtype=int32)
     """
     _check_no_refs("fori_loop", "its carry", init_val)
-    if isinstance(lower, int) and isinstance(upper, int):  # Then it is a scan, with a gradient.
+    # Where the bounds are known it is a scan, with a gradient.
+    if not any(is_ref(x) or isinstance(x, _jax.Tracer) for x in (lower, upper)):
         return _with_arrays(
             lambda init: lax.fori_loop(lower, upper, body_fun, init, unroll=unroll), init_val
         )
@@ -149,8 +155,15 @@ def fori_loop(
     )
 
 
+_NO_OPERAND: Any = object()
+
+
 def cond(
-    pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any
+    pred: Any,
+    true_fun: Callable[..., Any],
+    false_fun: Callable[..., Any],
+    *operands: Any,
+    operand: Any = _NO_OPERAND,
 ) -> Any:
     """Calls one of two functions. As `jax.lax.cond`, at top level too.
 
@@ -159,35 +172,50 @@ def cond(
       true_fun: a function over refs of the operands.
       false_fun: another, with results of the same types.
       *operands: pytrees of arrays, refs and views, the same ref any number of times.
+      operand: the only operand, by keyword.
 
     Raises:
       RefEscapeError: if a branch returns a ref.
+      RefTypeError: if there are operands by position and by keyword.
+
+    JAX's other form, `cond(pred, x, true_fun, y, false_fun)`, is understood, too.
 
     >>> r = refs.new_ref(jnp.zeros(2))
     >>> refs.cond(True, lambda r, v: r.set(v), lambda r, v: None, r.at[1], 5.0)
     >>> r
     Ref([0., 5.], dtype=float32)
     """
+    if len(operands) == 2 and callable(false_fun) and callable(operands[1]):
+        if_true, if_false, operands = false_fun, operands[1], (true_fun, operands[0])
+        return cond(pred, lambda x, _: if_true(x), lambda _, y: if_false(y), *operands)
+    operands = _operands(operands, operand)
     return _branch(lambda p, fs, xs: lax.cond(p, *fs, xs), pred, [true_fun, false_fun], operands)
 
 
-def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+def switch(
+    index: Any,
+    branches: Sequence[Callable[..., Any]],
+    *operands: Any,
+    operand: Any = _NO_OPERAND,
+) -> Any:
     """Calls one of several functions. As `jax.lax.switch`, at top level too.
 
     Args:
       index: a scalar integer, clamped to the branches there are.
       branches: functions over refs of the operands, with results of the same types.
       *operands: pytrees of arrays, refs and views, the same ref any number of times.
+      operand: the only operand, by keyword.
 
     Raises:
       RefEscapeError: if a branch returns a ref.
+      RefTypeError: if there are operands by position and by keyword.
 
     >>> r = refs.new_ref(jnp.int32(0))
     >>> refs.switch(1, [lambda: r.set(10), lambda: r.set(20)])
     >>> r
     Ref(20, dtype=int32)
     """
-    return _branch(lax.switch, index, list(branches), operands)
+    return _branch(lax.switch, index, list(branches), _operands(operands, operand))
 
 
 def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:
@@ -197,10 +225,11 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
       f: a function over refs.
       xs: a pytree of arrays and refs, as for `scan`.
       batch_size: how many rows to apply `f` to at once, with `refs.vmap`, whose rules then hold;
-        `xs` must be arrays.
+        0 for all of them. `xs` must be arrays.
 
     Raises:
       RefTypeError: if `xs` holds a view, or with `batch_size`, a ref.
+      RefValueError: if `xs` holds a scalar.
       RefEscapeError: if `f` returns a ref, or closes over one that is also in `xs`.
 
     >>> seen = refs.new_ref(jnp.int32(0))
@@ -208,13 +237,17 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
     >>> seen
     Ref(6, dtype=int32)
     """
-    if batch_size is None:
+    leaves = jax.tree.leaves(xs)
+    if batch_size is None or not leaves:  # then JAX says so
         return scan(lambda _, x: (None, f(x)), None, xs)[1]
     _check_no_refs("map with batch_size", "xs", xs)
-    n = len(jax.tree.leaves(xs)[0])
-    whole = n - n % batch_size
+    _check_rows("map", xs)
+    n = len(leaves[0])
+    whole = n - n % batch_size if batch_size else 0
 
     def batched(xs: Any) -> Any:
+        if not whole:
+            return vmap(f)(xs)
         batches = jax.tree.map(
             lambda x: x[:whole].reshape(whole // batch_size, batch_size, *x.shape[1:]), xs
         )
@@ -226,6 +259,14 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
         return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), ys, rest)
 
     return _with_arrays(batched, jax.tree.map(jnp.asarray, xs))
+
+
+def _operands(operands: tuple[Any, ...], operand: Any) -> tuple[Any, ...]:
+    if operand is _NO_OPERAND:
+        return operands
+    if operands:
+        raise RefTypeError("operands by position and by the keyword `operand`: choose one")
+    return (operand,)
 
 
 def _branch(
@@ -240,6 +281,7 @@ def _branch(
         index, leaves = arrays
 
         def over_arrays(branch: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+            @functools.wraps(branch)
             def called(leaves: list[Any]) -> Any:
                 args, _ = call.rebuild(refs, leaves)
                 _jax.name_arguments(branch, args, {}, leaves)
@@ -270,3 +312,9 @@ def _check_no_refs(doing: str, where: str, tree: Any) -> None:
             raise RefTypeError(
                 f"{doing}: {where} holds {describe(x)}, which stays the same ref: close over it"
             )
+
+
+def _check_rows(doing: str, xs: Any) -> None:
+    for x in jax.tree.leaves(xs):
+        if isinstance(x, int | float | complex) or getattr(x, "shape", None) == ():
+            raise RefValueError(f"{doing}: xs holds a scalar, which has no rows: close over it")
