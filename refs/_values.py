@@ -129,7 +129,7 @@ def neutral(dtype: Any, method: str) -> Any:
 
 def zeros_of(aval: Any) -> Any:
     """Zeros of a type, where the trace under way can use them."""
-    if any(axis is not None for axis in aval.sharding.spec):
+    if _jax.has_explicit_sharding(aval):
         return _jax.zeros_like_aval(aval)
     # The type may name a mesh that isn't the one of the `shard_map` that this is inside of.
     zeros, axes = jnp.zeros(aval.shape, aval.dtype), _jax.varying_axes(aval)

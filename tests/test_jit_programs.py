@@ -155,3 +155,34 @@ def test_a_closed_over_ref_that_has_ended(write):
         with pytest.raises(refs.errors.RefStateError, match="freed"):
             step()
     assert r[...] == before
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        jax.P("x"),
+        jax.P(("x", "y"), None),
+        jax.P(None, "y"),
+        jax.P(None, None, unreduced={"x"}),
+        jax.P("x", None, unreduced={"y"}),
+        jax.P("x", None, reduced={"y"}),
+    ],
+    ids=str,
+)
+def test_every_kind_of_explicit_sharding(spec):
+    mesh = jax.make_mesh((1, 1), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(jnp.ones((2, 2)), jax.sharding.NamedSharding(mesh, spec))
+        count, held = refs.new_ref(0), refs.new_ref(x)
+
+        @refs.jit
+        def f(x):
+            count[...] += 1
+            held[...] = x
+            return x
+
+        wanted = jax.jit(lambda x: x)(x).sharding
+        assert f(x).sharding == f(x).sharding == wanted
+        assert held.sharding == wanted
+        assert count[...] == 2
+        assert refs.vmap(lambda n: n + count[...])(jnp.arange(2)).tolist() == [2, 3]

@@ -246,7 +246,11 @@ def varying_axes(x: Any) -> frozenset[Any]:
 def has_explicit_sharding(aval: Any) -> bool:
     """Whether the type itself says how the array is sharded over a mesh."""
     sharding = getattr(aval, "sharding", None)
-    return sharding is not None and any(axes is not None for axes in sharding.spec)
+    if sharding is None:
+        return False
+    spec = sharding.spec
+    parts = (*spec.partitions, *spec.unreduced, *spec.reduced)
+    return any(axes is not None for axes in parts)
 
 
 def is_ref_type(aval: Any) -> bool:
