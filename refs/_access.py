@@ -261,6 +261,7 @@ def _bind_write(primitive: Any, ref: Any, index: Index, value: Any) -> Any:
 
 def _bind(primitive: Any, ref: Any, index: Index, *value: Any) -> Any:
     leaves, tree = jax.tree.flatten(() if index.is_whole else (index.indexer(),))
+    ref = _jax.passed_on(ref)
     try:
         return primitive.bind(ref, *value, *leaves, tree=tree)
     except Exception as error:

@@ -138,7 +138,8 @@ def touches_of(eqn: Any) -> Iterator[tuple[Any, Touch]]:
 
     It may do anything to those that its effects say it changes; to all, if it has no such effects.
     """
-    if eqn.primitive is lax.optimization_barrier_p:  # Its effects keep an order.
+    # The effects of a barrier keep an order.
+    if eqn.primitive in (lax.optimization_barrier_p, *_jax.passing_primitives):
         return
     effects = [e for e in eqn.effects if isinstance(e, _jax.RefEffect)]
     is_known = effects or eqn.primitive in _READERS

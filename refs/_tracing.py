@@ -76,6 +76,7 @@ def other_names() -> Iterator[dict[int, Any]]:
 def one_name(ref: Any) -> Any:
     """The one of a ref's names that all wrappers know it by."""
     _lookups.set(_lookups.get() + 1)
+    ref = _jax.passed_on(ref)
     return _other_names.get().get(id(ref), ref)
 
 
@@ -176,6 +177,7 @@ def strip_refs(
     new: dict[int, tuple[NewRef, Any]] = {}
     position = {id(a): k for k, a in enumerate(arguments)}
     for x in result:
+        x = _jax.passed_on(x) if is_ref(x) else x
         if not is_ref(x):
             arrays.append(x)
             markers.append(None)

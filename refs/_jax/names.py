@@ -25,6 +25,7 @@ from jax._src import (
     util,
 )
 from jax._src import xla_metadata as _xla_metadata
+from jax._src.ad_checkpoint import name_p as _name_p
 from jax._src.ad_checkpoint import remat_p as remat_p
 from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.indexing import Slice as Slice
@@ -67,6 +68,8 @@ custom_vmap_p = custom_batching.custom_vmap_p
 add_any_p = ad_util.add_any_p
 # They show what their operands are, or hold.
 debug_primitives = (debugging.debug_callback_p, debugging.debug_print_p)
+# What they are given, they return: a ref too.
+passing_primitives = (ad_util.stop_gradient_p, _name_p)
 # Calls whose jaxpr is run as it stands. On the newest JAX these are one primitive.
 inlined_call_primitives = (core.call_p, core.closed_call_p)
 # Calls that carry one jaxpr and some metadata; the oldest JAX doesn't have them all.
@@ -214,6 +217,16 @@ def var_of(tracer: Any) -> Any:
     """The jaxpr variable that a tracer of a jaxpr trace stands for, or None."""
     var = getattr(tracer, "val", None)
     return var if isinstance(var, core.Var) else None
+
+
+def passed_on(ref: Any) -> Any:
+    """The ref that a tracer is another name for, given to it by a `passing_primitive`."""
+    while (eqn := getattr(ref, "parent", None)) is not None and (
+        eqn.primitive in passing_primitives
+    ):
+        # A handle that is closed over is a constant of the trace.
+        ref = core.get_referent(eqn.in_tracers[0])
+    return ref
 
 
 def retype(ref: Any, wrap: Callable[[Any], Any]) -> Any:
