@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from refs import _eager, _jax
 from refs._index_syntax import Span
@@ -195,10 +196,15 @@ def accumulate(ref: Any, idx: Any, method: str, operand: Any) -> None:
 
 
 def update(ref: Any, idx: Any, method: str, operand: Any) -> None:
-    """`ref.at[idx].<method>(operand)` for `multiply`, `min`, `max` and `apply`."""
+    """`ref.at[idx].<method>(operand)` for all but `set` and `add`."""
     aval = _check_writable(ref, method)
     with blamed(method, ref):
+        if aval.dtype == bool and method in ("subtract", "divide", "power"):
+            raise RefTypeError(f"booleans have no {method}: write what you mean, `ref[i] = …`")
         index = Index.parse(idx, aval.shape)
+        if method == "subtract":
+            addupdate(ref, index, jnp.negative(fit(operand, index.result_shape, aval.dtype)))
+            return
         if method != "apply":
             operand = fit(operand, index.result_shape, aval.dtype)
             if _jax.at_top_level():

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
-from refs._places import clipped, is_static, narrow, unwrapped
+from refs._places import clipped, is_static, known, narrow, unwrapped
 from refs.errors import RefIndexError, RefTypeError
 
 
@@ -184,7 +184,7 @@ def _bound_integer(entry: Any, axis: int, n: int, bounds: Bounds) -> Any:
         entry = narrow(np.asarray(entry), n)
     if not wraps:
         entry = unwrapped(entry, n)
-    return clipped(entry, n) if bounds.mode == "clip" and n else entry
+    return known(clipped(entry, n), n) if bounds.mode == "clip" and n else entry
 
 
 def _bound_slice(entry: slice, n: int) -> Any:

@@ -15,6 +15,8 @@ is out of bounds is an error, as in NumPy.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -35,7 +37,7 @@ from refs._index_syntax import (
     expand,
     is_array,
 )
-from refs._places import are_distinct, is_constant, is_static, shared
+from refs._places import are_distinct, is_constant, is_inside, is_static, shared
 from refs._updates import UPDATES, scatter
 from refs._values import fit
 from refs.errors import RefIndexError
@@ -226,6 +228,22 @@ class Index(NamedTuple):
         if not self._in_order:
             result = lax.transpose(result, tuple(int(k) for k in np.argsort(self.perm)))
         return lax.rev(result, self.flip) if self.flip else result
+
+    def fill(self, result: Any, value: Any) -> Any:
+        """A result of this index, with `value` where that is out of bounds."""
+        places = [
+            (d, n)
+            for d, n in zip(self.dims, self.shape, strict=True)
+            if not isinstance(d, Span) and not is_static(d)
+        ]
+        if not places:
+            return result
+        inside = functools.reduce(operator.and_, [is_inside(d, n) for d, n in places])
+        inside = jnp.broadcast_to(inside, self.int_shape)
+        axes = self.int_axes
+        sizes = [n if a in axes else 1 for a, n in enumerate(self.taken_shape)]
+        inside = jnp.broadcast_to(inside.reshape(sizes), self.taken_shape)
+        return jnp.where(self.finish(inside), result, value)
 
     # -- reading and updating values ------------------------------------------------------------
 

@@ -70,7 +70,8 @@ def narrow(i: Any, n: int) -> Any:
         i = of.minimum(i, i.dtype.type(limits.max))
     if own.min < limits.min:
         i = of.maximum(i, i.dtype.type(limits.min))
-    return i.astype(dtype)
+    # NumPy makes scalars of arrays without axes, and a scalar is an index that was checked.
+    return np.asarray(i, dtype) if of is np else i.astype(dtype)
 
 
 def located(i: Any, n: int) -> Any:
@@ -92,7 +93,7 @@ def clipped(i: Any, n: int) -> Any:
 def within(i: Any, last: int) -> Any:
     """The number nearest to `i` from 0 to `last`."""
     if isinstance(i, np.ndarray):
-        return np.clip(i, 0, last)
+        return np.asarray(np.clip(i, 0, last))
     return lax.clamp(i.dtype.type(0), i, i.dtype.type(last))
 
 

@@ -127,6 +127,18 @@ def neutral(dtype: Any, method: str) -> Any:
     return complex(end, end) if jnp.issubdtype(dtype, jnp.complexfloating) else end
 
 
+def filling(dtype: Any) -> Any:
+    """What `mode="fill"` reads out of bounds, as in `jax.numpy`."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.asarray(np.nan, dtype)
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        return int(limits.max if jnp.issubdtype(dtype, jnp.unsignedinteger) else limits.min)
+    if jnp.issubdtype(dtype, jnp.bool_):
+        return True
+    raise RefTypeError(f'mode="fill" needs a `fill_value` for a ref of dtype {dtype}')
+
+
 def zeros_of(aval: Any) -> Any:
     """Zeros of a type, where the trace under way can use them."""
     if _jax.has_explicit_sharding(aval):

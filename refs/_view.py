@@ -3,15 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import numpy as np
 
 from refs import _access, _jax
-from refs._index_syntax import as_tuple
+from refs._index_syntax import BRACKETS, Bounds, as_tuple
 from refs._indexing import Index
 from refs._nesting import nest
+from refs._values import filling, fit
+from refs.errors import RefValueError
+
+
+class How(TypedDict, total=False):
+    """The keywords of the methods of `ref.at[idx]`, those of `x.at[idx]` in `jax.numpy`.
+
+    Attributes:
+      mode: what becomes of integers out of bounds, Python's too, which are errors without it. With
+        "clip" the nearest element is read and written. With "fill" or "drop" a read fills in a
+        value, and a write is dropped. "promise_in_bounds" says that there are none.
+      wrap_negative_indices: False if negative integers are out of bounds.
+      unique_indices: a promise that no element is named twice. Nothing is made of it.
+      indices_are_sorted: a promise that the elements come in order. Nothing is made of it.
+    """
+
+    mode: str | jax.lax.GatherScatterMode | None
+    wrap_negative_indices: bool
+    unique_indices: bool
+    indices_are_sorted: bool
+
+
+def _bounds(how: How) -> Bounds:
+    if not how:
+        return BRACKETS
+    if unknown := how.keys() - How.__annotations__.keys():
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
+    mode, wrap = how.get("mode"), how.get("wrap_negative_indices", True)
+    if mode is None:
+        return Bounds(None, wrap)
+    try:
+        return Bounds(_MODES[jax.lax.GatherScatterMode.from_any(mode)], wrap)
+    except (KeyError, ValueError):
+        raise RefValueError(
+            f"mode {mode!r} of an index: it is 'clip', 'fill', 'drop' or 'promise_in_bounds'"
+        ) from None
+
+
+_MODES = {
+    jax.lax.GatherScatterMode.CLIP: "clip",
+    jax.lax.GatherScatterMode.FILL_OR_DROP: "fill",
+    jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS: "promise",
+}
 
 
 class ViewMaker:
@@ -30,9 +73,9 @@ class ViewMaker:
 class RefView:
     """A part of a ref, named by one or more indices, each within the last.
 
-    The methods are those of `jax.numpy`'s `x.at[idx]`, but they change the ref and, `get` and
-    `swap` apart, return nothing. Views nest, and are pytrees whose leaves are the ref and the
-    arrays in its indices: they can be passed to `refs.jit`.
+    The methods and their keywords are those of `jax.numpy`'s `x.at[idx]`, but they change the ref
+    and, `get` and `swap` apart, return nothing. Views nest, and are pytrees whose leaves are the
+    ref and the arrays in its indices: they can be passed to `refs.jit`.
 
     >>> r = refs.new_ref(jnp.zeros((2, 3)))
     >>> row = r.at[1]
@@ -79,13 +122,33 @@ class RefView:
         """The ref's dtype."""
         return self._ref.dtype
 
-    def get(self) -> jax.Array:
-        """Returns the part's value."""
-        return _access.get(self._ref, self._index("get", writing=False))
+    def get(
+        self, *, fill_value: Any = None, out_sharding: Any = None, **how: Unpack[How]
+    ) -> jax.Array:
+        """Returns the part's value.
 
-    def set(self, value: Any) -> None:
+        With `mode="fill"`, what is out of bounds is `fill_value`, by default NaN, the least signed
+        integer, the greatest unsigned one, or True.
+
+        Args:
+          fill_value: a scalar.
+          out_sharding: how the value is sharded over an explicit mesh.
+          how: see `How`.
+        """
+        bounds = _bounds(how)
+        value = _access.get(self._ref, self._index("get", bounds, writing=False))
+        if bounds.mode == "fill":
+            with _access.blamed("get", self._ref):
+                if fill_value is None:
+                    fill_value = filling(self.dtype)
+                fill = fit(fill_value, (), self.dtype)
+                inside = Index.parse(self._index("get", bounds, writing=True), self._ref.shape)
+                value = inside.fill(value, fill)
+        return value if out_sharding is None else jax.sharding.reshard(value, out_sharding)
+
+    def set(self, value: Any, **how: Unpack[How]) -> None:
         """Overwrites the part."""
-        self._update("set", value)
+        self._update("set", value, how)
 
     def swap(self, value: Any) -> jax.Array:
         """Overwrites the part and returns what stood there."""
@@ -94,27 +157,41 @@ class RefView:
             old = self.get()
             self.set(value)
             return old
-        return _access.swap(self._ref, self._index("swap", writing=True), value)
+        return _access.swap(self._ref, self._index("swap", BRACKETS, writing=True), value)
 
-    def add(self, value: Any) -> None:
+    def add(self, value: Any, **how: Unpack[How]) -> None:
         """Adds to the part; elements named twice get both contributions."""
-        self._update("add", value)
+        self._update("add", value, how)
 
-    def multiply(self, value: Any) -> None:
+    def subtract(self, value: Any, **how: Unpack[How]) -> None:
+        """Subtracts from the part; elements named twice get both contributions."""
+        self._update("subtract", value, how)
+
+    def multiply(self, value: Any, **how: Unpack[How]) -> None:
         """Multiplies the part; elements named twice are multiplied twice."""
-        self._update("multiply", value)
+        self._update("multiply", value, how)
 
-    def min(self, value: Any) -> None:
+    mul = multiply
+
+    def divide(self, value: Any, **how: Unpack[How]) -> None:
+        """Divides the part; elements named twice are divided by the product."""
+        self._update("divide", value, how)
+
+    def power(self, value: Any, **how: Unpack[How]) -> None:
+        """Raises the part to a power; for elements named twice, to the product."""
+        self._update("power", value, how)
+
+    def min(self, value: Any, **how: Unpack[How]) -> None:
         """Replaces elements greater than `value` by it."""
-        self._update("min", value)
+        self._update("min", value, how)
 
-    def max(self, value: Any) -> None:
+    def max(self, value: Any, **how: Unpack[How]) -> None:
         """Replaces elements less than `value` by it."""
-        self._update("max", value)
+        self._update("max", value, how)
 
-    def apply(self, fn: Callable[[jax.Array], jax.Array]) -> None:
+    def apply(self, fn: Callable[[jax.Array], jax.Array], **how: Unpack[How]) -> None:
         """Replaces each element by `fn` of it (`fn` as NumPy's ufuncs, elementwise)."""
-        self._update("apply", fn)
+        self._update("apply", fn, how)
 
     def __getitem__(self, idx: Any) -> jax.Array:
         return self.at[idx].get()
@@ -126,23 +203,23 @@ class RefView:
         path = "".join(f"[{_show(idx)}]" for idx in self._path)
         return f"RefView({_access.describe(self._ref)}{path}, shape={self.shape})"
 
-    def _index(self, doing: str, *, writing: bool) -> Any:
+    def _index(self, doing: str, bounds: Bounds, *, writing: bool) -> Any:
         """The one index that names the part; what isn't nested stays as it was written."""
         first, *rest = self._path
-        if not rest:
+        if not rest and bounds == BRACKETS:
             return first
         shape = _access.check_ref(self._ref, doing).shape
         with _access.blamed(doing, self._ref):
-            index = Index.parse(first, shape)
+            index = Index.parse(first, shape, bounds)
             for idx in rest:
-                inner = Index.parse(idx, index.result_shape)
+                inner = Index.parse(idx, index.result_shape, bounds)
                 if not writing:
                     inner.check_read()
                 index = nest(index, inner, writing=writing)
         return index
 
-    def _update(self, method: str, operand: Any) -> None:
-        index = self._index(method, writing=True)
+    def _update(self, method: str, operand: Any, how: How) -> None:
+        index = self._index(method, _bounds(how), writing=True)
         if method == "set":
             _access.set(self._ref, index, operand)
         elif method == "add":
