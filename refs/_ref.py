@@ -121,7 +121,7 @@ class Ref(_Fields):
 
     @property
     def at(self) -> ViewMaker:
-        """`ref.at[idx]` is a `RefView`, with the methods of `x.at[idx]` in `jax.numpy`, and swap."""
+        """`ref.at[idx]` is a `RefView`, with the methods of `jax.numpy`'s `x.at[idx]`, and swap."""
         return ViewMaker(self)
 
     get = _members.get
