@@ -332,3 +332,14 @@ def export_of_a_function_over_refs(r, i):
         r[0] += x
 
     jax.export.export(count)(1.0)
+
+
+@raises(
+    errors.RefValueError,
+    "in_shardings is no pytree prefix of the positional arguments: PyTreeDef((*, *)) is given "
+    "for PyTreeDef((*,)). It is one sharding for all, or has the same containers as far down as "
+    "it goes",
+)
+def shardings_of_other_arguments(r, i):
+    whole = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    refs.jit(lambda r: r[0], in_shardings=(None, whole))(r)

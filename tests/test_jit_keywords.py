@@ -189,6 +189,21 @@ def test_lower_with_abstract_arguments():
     holds(r, 1, 2, 3, 4)
 
 
+def test_what_is_traced_is_not_compiled():
+    """For symbolic sizes there is no program, and for no machine is there this option."""
+    r = ref()
+    f = refs.jit(lambda x: r.at[0].add(x.sum()), compiler_options={"no_such_option": True})
+    shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 4"), jnp.float32)
+    assert f.eval_shape(shape) is None
+    assert "b,4" in str(f.trace(shape).effectful_jaxpr)
+    with pytest.raises(refs.errors.RefTypeError, match="export of"):
+        jax.export.export(f)(shape)
+    f.lower(X)
+    with pytest.raises(Exception, match="no_such_option"):
+        f(X)
+    holds(r, *X)
+
+
 def shape_of_ref(like):
     return jax.ShapeDtypeStruct(like.shape, like.dtype, is_ref=True)
 

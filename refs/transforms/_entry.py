@@ -14,7 +14,7 @@ from refs._ref import Ref
 from refs._store import get_token, look_at_all, picker
 from refs._tracing import Call, adopt, ref_type, result_of
 from refs.callbacks._held import calls_host, uncopied
-from refs.transforms._signature import Static, shardings_of_arguments
+from refs.transforms._signature import Static, shardings_of_arguments, shardings_of_result
 from refs.transforms._transaction import Transaction, links_of
 from refs.transforms.in_place import call_in_place
 
@@ -105,10 +105,7 @@ class Entry:
         )
         self._dtypes = {s: ref_type(r).dtype for s, r in self._slots(call.refs)}
         self._compile(options, call)
-        # Now, while all refs still hold what they hold: it takes long, and may fail.
-        lowered = self.trace(call.flat).lower()
-        if not options.compiler_options:
-            lowered.compile()
+        self._is_compiled, self._compiles_once = False, not options.compiler_options
 
     def _place(self, call: Call, donated: Sequence[bool]) -> None:
         """Finds out where among the leaves of a call everything stands."""
@@ -229,7 +226,8 @@ class Entry:
         state = [sharding_of(r) for r in t.refs(t.written, call.refs)]
         shardings = state if any(s is not None for s in state) else None
         if options.out_shardings is not None:
-            found["out_shardings"] = (shardings, t.per_result(options.out_shardings))
+            flat = shardings_of_result(options.out_shardings, self.out_tree)
+            found["out_shardings"] = (shardings, t.of_leaves(flat))
         elif shardings is not None:
             found["out_shardings"] = (shardings, None)
         return found
@@ -326,6 +324,17 @@ class Entry:
         state = [buffer_of(r) for r in self.written_of(flat)]
         constants = [buffer_of(r) for r in self.read_of(flat)]
         return self.compiled.trace(*self.operands(flat, state, constants))
+
+    def compile_ahead(self, flat: list[Any]) -> None:
+        """Compiles it for a call, if it isn't: while all refs still hold what they hold.
+
+        For it takes long, and may fail.
+        """
+        if not self._is_compiled:
+            lowered = self.trace(flat).lower()
+            if self._compiles_once:
+                lowered.compile()
+            self._is_compiled = True
 
     def result(self, rest: Any, flat: list[Any]) -> Any:
         """The function's result."""

@@ -14,7 +14,7 @@ import jax
 from refs import _jax
 from refs._ref import new_ref
 from refs._tracing import Call, is_ref, result_of, strip_refs
-from refs.transforms._signature import Static, shardings_of_arguments
+from refs.transforms._signature import Static, shardings_of_arguments, shardings_of_result
 
 if TYPE_CHECKING:
     from refs.transforms._entry import Options
@@ -57,7 +57,7 @@ def call_inside(fun: Callable[..., Any], static: Static, call: Call, options: Op
     @functools.wraps(fun)
     def resharded(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten(fun(*args, **kwargs))
-        shardings = _jax.broadcast_prefix(options.out_shardings, tree)
+        shardings = shardings_of_result(options.out_shardings, tree)
         return tree.unflatten(map(_resharded, leaves, shardings))
 
     nowhere = {"in_shardings": None, "out_shardings": None, "compiler_options": None}

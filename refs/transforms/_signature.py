@@ -126,7 +126,24 @@ def shardings_of_arguments(in_shardings: Any, tree: Any) -> list[Any]:
     """`in_shardings` for each leaf of the structure of `(args, kwargs)`; those named have none."""
     args, kwargs = tree.children()
     prefix = tuple(in_shardings) if isinstance(in_shardings, list) else in_shardings
-    return [*_jax.broadcast_prefix(prefix, args), *[None] * kwargs.num_leaves]
+    flat = _shardings("in_shardings", prefix, "the positional arguments", args)
+    return [*flat, *[None] * kwargs.num_leaves]
+
+
+def shardings_of_result(out_shardings: Any, tree: Any) -> list[Any]:
+    """`out_shardings` for each leaf of the structure of a result."""
+    return _shardings("out_shardings", out_shardings, "the result", tree)
+
+
+def _shardings(keyword: str, prefix: Any, of: str, tree: Any) -> list[Any]:
+    try:
+        return _jax.broadcast_prefix(prefix, tree)
+    except ValueError:
+        given = jax.tree.structure(prefix, is_leaf=lambda x: x is None)
+        raise RefValueError(
+            f"{keyword} is no pytree prefix of {of}: {given} is given for {tree}. It is one "
+            "sharding for all, or has the same containers as far down as it goes"
+        ) from None
 
 
 def per_leaf(prefix: Any, tree: Any) -> tuple[list[Any], list[tuple[RefView, Any]]]:

@@ -228,7 +228,10 @@ class Transaction:
 
     def per_result(self, prefix: Any) -> tuple[list[Any], list[Any]]:
         """Of a prefix of the result: what belongs to its arrays, and to its new refs."""
-        items = _jax.broadcast_prefix(prefix, self.traced.out_tree)
+        return self.of_leaves(_jax.broadcast_prefix(prefix, self.traced.out_tree))
+
+    def of_leaves(self, items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Of items for the leaves of the result: what belongs to its arrays, and its new refs."""
         markers = self.traced.out_leaves
         arrays = [x for x, m in zip(items, markers, strict=True) if m is None]
         made: dict[int, Any] = {}

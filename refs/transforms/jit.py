@@ -233,6 +233,7 @@ class Programs:
             return entry, call.flat
         for ref in entry.refs_of(call.flat):
             check_ref(ref, "call")  # those closed over, too
+        entry.compile_ahead(call.flat)
         if not entry.is_careful:
             entry.gather(call.flat)
         return entry, call.flat
@@ -249,6 +250,7 @@ class Programs:
             entry = self._entry(static, call)
             if entry.is_plain:
                 return entry.run(args, kwargs)
+            entry.compile_ahead(call.flat)
             debugging = _jax.debug_nans.value or _jax.debug_infs.value
             return run_carefully(entry, call.flat, is_debugging=debugging)
         if not call.refs:
