@@ -185,11 +185,18 @@ class _Frame:
         return self
 
 
+# The instructions after which CPython looks for signals. `test_places.py` asks the interpreter.
+LOOKOUTS = [
+    name
+    for name in dis.opmap
+    if name in ("RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX")
+    # In 3.11 a loop's condition jumps back, too.
+    or (name.removeprefix("POP_").startswith("JUMP_BACKWARD") and "NO_INTERRUPT" not in name)
+]
+assert (3, 11) <= sys.version_info < (3, 14), "where does this interpreter handle signals?"
+
+
 @functools.cache
 def _lookouts(code):
     """Offsets of the instructions after which CPython looks for signals."""
-    return frozenset(
-        i.offset
-        for i in dis.get_instructions(code)
-        if i.opname in ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME")
-    )
+    return frozenset(i.offset for i in dis.get_instructions(code) if i.opname in LOOKOUTS)

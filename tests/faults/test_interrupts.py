@@ -12,6 +12,7 @@ from refs.transforms import _dispatch
 from tests.faults import tally
 from tests.faults.harness import in_child, times
 from tests.faults.interrupted_programs import CALLS, EAGER, FIRST
+from tests.faults.interruptions import LOOKOUTS
 
 
 def none_is_bad(tallies, record_property):
@@ -66,7 +67,8 @@ def escaping_jumps(code):
     return [
         jump.positions.lineno
         for before, jump in itertools.pairwise(body)
-        if jump.opname == "JUMP_BACKWARD"
+        if jump.opname in LOOKOUTS
+        and "JUMP" in jump.opname
         and is_in_try(before.offset)
         and not is_in_try(jump.offset)
     ]
