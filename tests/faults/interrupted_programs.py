@@ -84,6 +84,26 @@ def in_several_stores(counters):
 
 
 @program
+def that_reads(counters):
+    """Refs that lie apart, and two more, which the call only reads."""
+    ones = [refs.new_ref(jnp.int32(k)) for k in (0, 1)]
+    part = refs.jit(lambda *held: [r.at[...].add(0) for r in held] and None)
+
+    @refs.jit
+    def whole():
+        for r in counters.refs:
+            r[...] += ones[0][...] + ones[1][...]
+
+    def both():
+        part(*counters.refs[3:0:-1])
+        whole()
+
+    for _ in range(6):
+        both()
+    return both
+
+
+@program
 def with_a_callback(counters):
     def host(x):
         return np.asarray(x) + 1
@@ -129,6 +149,17 @@ def long_running(counters):
     return step
 
 
+@program
+def a_callback_at_top_level(counters):
+    refs.jit(add_one)(*counters.refs, refs.new_ref(0))
+
+    def host(held):
+        for x in held:
+            x += 1
+
+    return lambda: refs.io_callback(host, None, counters.refs)
+
+
 # --- First calls ----------------------------------------------------------------------------------
 # JAX traces and compiles, and then runs the program from Python: many places, and slow.
 
@@ -155,6 +186,20 @@ def at_top_level(counters):
     return lambda: refs.vjp(loss, 2.0)
 
 
+@program
+def at_top_level_from_a_shared_store(counters):
+    """What it reads has been brought together with what it writes."""
+    one = refs.new_ref(jnp.int32(0))
+    refs.jit(add_one)(*counters.refs, one)
+
+    def loss(x):
+        for r in counters.refs:
+            r[...] += one[...]
+        return x**2
+
+    return lambda: refs.vjp(loss, 2.0)
+
+
 # --- Eager operations -----------------------------------------------------------------------------
 # Each is a transaction of its own, on one ref.
 
@@ -169,7 +214,7 @@ EAGER = {
 }
 
 
-FIRST = ["first_calls", "at_top_level"]
+FIRST = ["first_calls", "at_top_level", "at_top_level_from_a_shared_store"]
 CALLS = [name for name in PROGRAMS if name not in FIRST]
 
 

@@ -46,7 +46,7 @@ def test_at_the_last_places_of_a_first_call(record_property):
 
 
 def test_at_every_place_of_a_transformation(record_property):
-    none_is_bad(in_child(tally.by_signals, ["at_top_level"], times(120, 3000)), record_property)
+    none_is_bad(in_child(tally.by_signals, FIRST[1:], times(120, 3000)), record_property)
 
 
 @pytest.mark.parametrize("module", [_store, _eager, _together, _dispatch, _signals])
