@@ -290,14 +290,26 @@ def in_place_of_a_function_over_refs(r, i):
 
 @raises(
     errors.RefValueError,
-    "assert_in_place of reading, which updates nothing: it writes no ref, and what it doesn't "
-    "donate can't be updated",
+    "assert_in_place of reading, which updates nothing: it writes no ref, and what it isn't "
+    "donated can't be updated",
 )
 def nothing_to_be_in_place(r, i):
     def reading():
         return r[0]
 
     refs.testing.assert_in_place(reading)
+
+
+@raises(
+    errors.RefValueError,
+    "assert_in_place of ignoring, which updates nothing: it writes no ref, and none of its results "
+    "takes the memory of what is donated to it",
+)
+def donated_for_nothing(r, i):
+    def ignoring(x, y):
+        return y + 1
+
+    refs.testing.assert_in_place(jax.jit(ignoring, donate_argnums=0), X, 1.0)
 
 
 @raises(

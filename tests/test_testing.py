@@ -124,9 +124,20 @@ def test_a_wrong_derivative_rule():
     square.defjvp(lambda primals, tangents: (square(*primals), tangents[0]))
     said = check_transforms(square, X, laws=[law for law in ALL if law != "quotients"])
     assert set(said.values()) == {"holds"}
-    with pytest.raises(AssertionError) as caught:
+    with pytest.raises(AssertionError, match=r"^quotients: .* by argument\[0\] is wrong") as caught:
         check_transforms(square, X)
     assert caught.value.__notes__ == ["While check_transforms checked 'quotients'."]
+
+
+def test_a_wrong_derivative_by_a_ref():
+    @jax.custom_jvp
+    def square(x):
+        return x**2
+
+    square.defjvp(lambda primals, tangents: (square(*primals), tangents[0]))
+    r = ref()
+    with pytest.raises(AssertionError, match=r"^quotients: the derivative by ref `r` \(created at"):
+        check_transforms(lambda x: x * square(r[...]), X)
 
 
 @pytest.mark.parametrize("law", ["jvp", "linearize", "vjp", "vjp of jit", "jit of vjp"])
@@ -151,7 +162,7 @@ def test_a_wrong_derivative(law, monkeypatch):
 
     for wrong in (jvp, linearize, vjp):
         monkeypatch.setattr(_derivatives, wrong.__name__, wrong)
-    fails(law, f, X, match=rf"^{law}: (tangent|gradient)\[0\] is")
+    fails(law, f, X, match=rf"^{law}: the (tangent of result 0|gradient of ref `r` .*) is")
     np.testing.assert_array_equal(r[...], X)
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from refs._access import describe
 from refs._tracing import Call, is_ref
 from refs.testing._case import Case, Law, Seen, is_inexact, results, with_arrays
 from refs.transforms.functionalize import functionalize
@@ -65,6 +66,20 @@ class _Smooth(NamedTuple):
 
         return pure
 
+    def inputs(self, case: Case) -> list[str]:
+        """What messages call the refs and the arrays."""
+        given = [
+            f"argument{jax.tree_util.keystr(path)}"
+            for path, x in jax.tree_util.tree_leaves_with_path(case.args)
+            if not is_ref(x) and is_inexact(x)
+        ]
+        return [*map(describe, self.refs), *given]
+
+    def outputs(self, out: Any) -> list[str]:
+        """What messages call the results of `fun`."""
+        n = len(jax.tree.leaves(out)) - len(self.refs)
+        return [*(f"result {k}" for k in range(n)), *map(describe, self.refs)]
+
     def values(self, case: Case) -> list[Any]:
         held = {id(r): x for r, x in zip(case.refs, case.held, strict=True)}
         return [jnp.asarray(held[id(r)]) for r in self.refs]
@@ -75,13 +90,19 @@ def _random_like(xs: Any) -> Any:
     return jax.tree.map(lambda x: jnp.asarray(random.normal(size=x.shape), x.dtype), xs)
 
 
-def _named(case: Case, **parts: Any) -> Seen:
+def _named(case: Case, *parts: tuple[Sequence[str], Any], other: Any) -> Seen:
+    """The values of each part under their names, other results, and what the refs hold."""
+    others = [f"other result {k}" for k in range(len(jax.tree.leaves(other)))]
     found = [
-        (f"{what}[{k}]", x)
-        for what, values in parts.items()
-        for k, x in enumerate(jax.tree.leaves(values))
+        (name, x)
+        for names, values in (*parts, (others, other))
+        for name, x in zip(names, jax.tree.leaves(values), strict=True)
     ]
     return found + case.contents()
+
+
+def _of(what: str, names: Sequence[str]) -> list[str]:
+    return [f"the {what} of {name}" for name in names]
 
 
 def forwards(derivative: Callable[..., Any]) -> Law:
@@ -100,9 +121,14 @@ def forwards(derivative: Callable[..., Any]) -> Law:
             return smooth.fun(case.f, refs, arrays)
 
         out, d_out, others = derivative(program, (smooth.refs, smooth.arrays), tangents)
-        got = _named(case, result=out, tangent=d_out, other=others)
+        names = smooth.outputs(right)
+
+        def named(out: Any, d_out: Any, other: Any) -> Seen:
+            return _named(case, (names, out), (_of("tangent", names), d_out), other=other)
+
+        got = named(out, d_out, others)
         case.put(state)
-        case.compare(name, [got], [_named(case, result=right, tangent=d_right, other=rest)])
+        case.compare(name, [got], [named(right, d_right, rest)])
         return None
 
     return law
@@ -137,10 +163,14 @@ def backwards(
             return out, pullback(cotangent), others
 
         out, cts, others = outer(gradient)(smooth.refs, smooth.arrays, cotangent)
-        got = _named(case, result=out, gradient=cts, other=others)
+        names, inputs = smooth.outputs(right), smooth.inputs(case)
+
+        def named(out: Any, cts: Any, other: Any) -> Seen:
+            return _named(case, (names, out), (_of("gradient", inputs), cts), other=other)
+
+        got = named(out, cts, others)
         case.put(state)
-        expected = _named(case, result=right, gradient=pull(cotangent), other=rest)
-        case.compare(name, [got], [expected])
+        case.compare(name, [got], [named(right, pull(cotangent), rest)])
         return None
 
     return law
@@ -155,12 +185,25 @@ def quotients(case: Case, name: str) -> str | None:
     shapes, _ = jax.eval_shape(pure, smooth.values(case), smooth.arrays)
     if any(jnp.finfo(x.dtype).bits < 32 for x in (*shapes, *smooth.refs, *smooth.arrays)):
         return "difference quotients of numbers of 16 bits say nothing"
-    test_util.check_grads(
-        lambda *primals: pure(*primals)[0],
-        (smooth.values(case), smooth.arrays),
-        order=1,
-        atol=case.rtol,
-        rtol=case.rtol,
-        eps=case.eps,
-    )
+    primals, tree = jax.tree.flatten((smooth.values(case), smooth.arrays))
+
+    def check(fun: Callable[..., Any], *primals: Any) -> None:
+        precision = {"atol": case.rtol, "rtol": case.rtol, "eps": case.eps}
+        test_util.check_grads(fun, primals, order=1, **precision)
+
+    def by(k: int) -> Callable[[Any], Any]:
+        return lambda x: pure(*tree.unflatten([*primals[:k], x, *primals[k + 1 :]]))[0]
+
+    try:
+        check(lambda *primals: pure(*tree.unflatten(primals))[0], *primals)
+    except AssertionError:
+        # By one input after the other, to say which.
+        for k, what in enumerate(smooth.inputs(case)):
+            try:
+                check(by(k), primals[k])
+            except AssertionError as error:
+                raise AssertionError(
+                    f"{name}: the derivative by {what} is wrong: {error}"
+                ) from None
+        raise
     return None

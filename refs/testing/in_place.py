@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jaxlib
 
 from refs.errors import RefValueError
@@ -59,9 +60,14 @@ def assert_in_place(fun: Callable[..., Any], *args: Any, loops_only: bool = Fals
         ]
     updated = {k: name for k, name in enumerate(names) if name}
     if not updated:
+        donates = any(argument.donated for argument in jax.tree.leaves(lowered.args_info))
+        why = (
+            "none of its results takes the memory of what is donated to it"
+            if donates
+            else "what it isn't donated can't be updated"
+        )
         raise RefValueError(
-            f"assert_in_place of {_name(fun)}, which updates nothing: it writes no ref, and what "
-            "it doesn't donate can't be updated"
+            f"assert_in_place of {_name(fun)}, which updates nothing: it writes no ref, and {why}"
         )
     wrong = [
         f"{name} doesn't keep its memory: its new value has another layout, or is elsewhere"
