@@ -5,6 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import hijax
 from jax.extend.core import Primitive
 
 import refs
@@ -72,6 +73,25 @@ def primitive_without_a_rule_that_closes_over_a_ref(r, i):
 )
 def rule_that_writes_what_its_effects_say_is_read(r, i):
     refs.jit(only_reads_p.bind)(r)
+
+
+class ReadTwice(getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive):
+    def __init__(self, *avals):
+        self.in_avals, self.out_aval, self.params = avals, avals[1], {}
+        super().__init__()
+
+    def expand(self, ref, x):
+        return ref[0] * x
+
+
+@raises(
+    errors.MissingRuleError,
+    "the derivative of primitive `ReadTwice` at FILE:N, which takes ref `r` (created at FILE:N): "
+    "read the ref before (`ref[...]`), or register a rule for `call_hi_primitive` with"
+    " `refs.extend.register`",
+)
+def derivative_of_a_hi_primitive_over_a_ref(r, i):
+    refs.grad(lambda x: ReadTwice(jax.typeof(r), jax.typeof(x))(r, x))(jnp.float32(2))
 
 
 @raises(

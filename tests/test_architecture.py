@@ -13,7 +13,7 @@ PACKAGE = ROOT / "refs"
 # A module may import modules of earlier rows only. `discharge.*` stands for the files of rules.
 LAYERS = [
     ["errors", "_site", "_jax.names"],
-    ["_jax.callbacks", "_jax.equations"],
+    ["_jax.callbacks", "_jax.equations", "_jax.hijax"],
     ["_jax.parameters"],
     ["_jax"],
     ["_holders", "_signals"],

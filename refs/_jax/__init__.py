@@ -8,5 +8,6 @@ parameter, and says which one broke.
 
 from refs._jax.callbacks import *  # noqa: F403
 from refs._jax.equations import *  # noqa: F403
+from refs._jax.hijax import *  # noqa: F403
 from refs._jax.names import *  # noqa: F403
 from refs._jax.parameters import *  # noqa: F403

@@ -9,6 +9,7 @@ from refs.discharge import custom_jvp as custom_jvp
 from refs.discharge import custom_vjp as custom_vjp
 from refs.discharge import custom_vmap as custom_vmap
 from refs.discharge import debug as debug
+from refs.discharge import hi_primitive as hi_primitive
 from refs.discharge import run_state as run_state
 from refs.discharge import scan as scan
 from refs.discharge import shard_map as shard_map

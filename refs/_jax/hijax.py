@@ -1,0 +1,87 @@
+"""JAX's "hi" primitives: what they stand for, in terms of others."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax._src import ad_checkpoint, config, core, hijax
+from jax._src.lax.control_flow import solves
+
+from refs._jax.names import is_ref_type
+
+call_hi_primitive_p = hijax.call_hi_primitive_p
+
+# `checkpoint`, where JAX is asked to make one of it, and `custom_root`, in the newest JAX.
+_CHECKPOINT: Any = getattr(ad_checkpoint, "RematTraced", ())
+_ROOT: Any = getattr(solves, "CustomRoot", ())
+# What the derivative of a `custom_root` is made of: its own derivative is that of what it does.
+_DERIVED: Any = getattr(solves, "_RootLinearMap", ())
+
+
+def hi_function(eqn: Any, refuse: Callable[[], Any]) -> Callable[..., list[Any]]:
+    """What a hi primitive does, as a function of its flat operands, refs among them.
+
+    Where its derivative would be another than that of what it does, `refuse` is called, to raise.
+    """
+    prim = eqn.params["_prim"]
+
+    def expanded(*args: Any) -> list[Any]:
+        return jax.tree.leaves(prim.expand(*jax.tree.unflatten(prim.in_tree, args)))
+
+    if isinstance(prim, _CHECKPOINT):
+        prevent_cse = getattr(prim, "prevent_cse", True)  # not in the oldest JAX
+        return jax.checkpoint(expanded, prevent_cse=prevent_cse, policy=prim.policy)
+    if isinstance(prim, _DERIVED):
+        return expanded
+    call = jax.custom_jvp(expanded)
+    call.defjvp(_root_rule(prim, call) if isinstance(prim, _ROOT) else lambda *_: refuse())
+    return call
+
+
+def _root_rule(prim: Any, call: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """The implicit function theorem: as `CustomRoot.lin`, with refs among the operands."""
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        out = call(*primals)
+        solution = jax.tree.unflatten(prim.out_tree, out)
+        root, aux = solution if prim.has_aux else (solution, ())
+        _, _, f_consts, tangent_consts = jax.tree.unflatten(prim.in_tree, primals)
+        given, tree = jax.tree.flatten(f_consts)
+        rates = jax.tree.leaves(jax.tree.unflatten(prim.in_tree, tangents)[2])
+        smooth = [k for k, x in enumerate(given) if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+        def residual(values: list[Any]) -> Any:
+            consts = [*given]
+            for k, value in zip(smooth, values, strict=True):
+                consts[k] = core.new_ref(value) if _is_ref(given[k]) else value
+            return prim.f(jax.tree.unflatten(tree, consts), root)
+
+        values, rates = ([_value(xs[k]) for k in smooth] for xs in (given, rates))
+        _, moved = jax.jvp(residual, (values,), (rates,))
+        root_dot = jax.tree.map(operator.neg, prim.tangent_solve(tangent_consts, root, moved))
+        return out, [*jax.tree.leaves(root_dot), *map(jnp.zeros_like, jax.tree.leaves(aux))]
+
+    return rule
+
+
+def _is_ref(x: Any) -> bool:
+    return is_ref_type(core.typeof(x))
+
+
+def _value(x: Any) -> Any:
+    return x[...] if _is_ref(x) else x
+
+
+@contextlib.contextmanager
+def without_hi_primitives() -> Iterator[None]:
+    """Meanwhile JAX makes none of `checkpoint` and `custom_jvp`, whatever it is asked to."""
+    with contextlib.ExitStack() as stack:
+        for name in ("remat3", "custom_jvp3"):
+            if hasattr(config, name):
+                stack.enter_context(getattr(config, name)(False))
+        yield
