@@ -90,9 +90,10 @@ def touches_under(closed: Any, names: Names) -> Touches:
         for called, operands in inner:
             known = names.inside(called, operands)
             inner_touches = touches(called) if known is None else touches_under(called, known)
+            least = Touch.HELD if _jax.has_rules(eqn) else Touch.NONE
             for operand, kind in zip(operands, inner_touches.inputs, strict=True):
                 if not isinstance(operand, _jax.Literal):
-                    touch(operand, kind)
+                    touch(operand, kind or least)
             for ref, kind in _closed_over(called, inner_touches):
                 touch_hidden(ref, kind)
         if not inner:

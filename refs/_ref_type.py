@@ -49,6 +49,9 @@ class RefType(_jax.AbstractRef):
     def of(aval: Any, origin: Origin | None = None) -> RefType:
         return RefType(aval.inner_aval, aval.memory_space, aval.kind, origin)
 
+    def to_tangent_aval(self) -> RefType:
+        return RefType.of(super().to_tangent_aval(), self.origin)
+
     def _getitem(self, tracer: Any, idx: Any) -> Any:
         return _access.get(tracer, as_tuple(idx))
 

@@ -19,10 +19,21 @@ class Touch(enum.Flag):
     MULTIPLY = 8
     MIN = 16
     MAX = 32
+    HELD = 64  # only given to a function with derivative rules: those may touch it
+
+    def settled(self, held: Touch) -> Touch:
+        """What counts of it, where `held` is what rules may do to a ref that is only given.
+
+        Where that is to read it, among lanes, it may be too much besides what else is done.
+        """
+        rest = self & ~Touch.HELD
+        if rest == self or (held == Touch.READ and rest):
+            return rest
+        return rest | held
 
     @property
     def changes(self) -> bool:
-        return bool(self & ~Touch.READ)
+        return bool(self & ~(Touch.READ | Touch.HELD))
 
     @property
     def method(self) -> str | None:

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 import refs
 from refs import errors
@@ -49,7 +50,20 @@ def forward_rule_that_touches_more_than_its_function(r, i):
         return x**2, x
 
     square.defvjp(forward, lambda x, g: (2 * x * g,))
-    refs.grad(square)(1.0)
+    refs.grad(lambda x: lax.scan(lambda c, _: (square(c), None), x, None, length=2)[0])(1.0)
+
+
+@raises(
+    errors.RefEscapeError,
+    "the backward rule at FILE:N touches ref `local` (created at FILE:N), which is gone "
+    "when the backward pass runs: it was made inside the differentiated function, is an "
+    "argument of a mapped one, or belongs to a pure one. Use a ref made outside, and "
+    "`refs.grad`",
+)
+def a_residual_that_was_made_inside(r, i):
+    f = jax.custom_vjp(lambda q, x: 2 * x)
+    f.defvjp(lambda q, x: (2 * x, q), lambda q, g: (None, 2 * g))
+    refs.grad(lambda x: f(refs.new_ref(0.0, name="local"), x))(1.0)
 
 
 @raises(

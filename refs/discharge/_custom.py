@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -21,15 +21,28 @@ def eval_rule(
 
     So it may do no more than its function to refs that lanes share.
     """
-    found = _effects.touches(_Open(jaxpr, consts[: len(jaxpr.constvars)]))
-    for x, kind in zip((*consts, *args), (*found.consts, *found.inputs), strict=True):
-        if isinstance(x, Cell) and x.method and kind != Touch.NONE and kind.method != x.method:
+    for x, kind in _touched(jaxpr, consts, args):
+        if x.method and kind != Touch.NONE and kind.method != x.method:
             raise RefValueError(
                 f"vmap: the derivative rule of the custom function at {where} reads or overwrites "
                 f"{x.describe()}, which all lanes share and the function only accumulates into: "
                 "only accumulate in the rule, too"
             )
     return ctx.eval_open(jaxpr, consts, args)
+
+
+def changed_by(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Cell]:
+    """The cells that a derivative rule changes."""
+    return [x for x, kind in _touched(jaxpr, consts, args) if kind.changes]
+
+
+def _touched(
+    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]
+) -> Iterator[tuple[Cell, Touch]]:
+    found = _effects.touches(_Open(jaxpr, consts[: len(jaxpr.constvars)]))
+    for x, kind in zip((*consts, *args), (*found.consts, *found.inputs), strict=True):
+        if isinstance(x, Cell):
+            yield x, kind.settled(Touch.NONE)
 
 
 class _Open(NamedTuple):

@@ -42,6 +42,7 @@ class Context:
       keeps_reads: whether what is read from refs is stored for the backward pass, of all else.
       repeats: whether a backward pass would run this again.
       lanes: in the lanes of `refs.vmap`, what is known of them.
+      held: what derivative rules may do to a ref that is given to their function and not touched.
     """
 
     def __init__(
@@ -51,11 +52,13 @@ class Context:
         inside: Callable[[Cell], Cell | None] = lambda cell: cell,
         differentiated: bool = False,
         lanes: Lanes | None = None,
+        held: Touch = Touch.NONE,
     ):
         self.differentiated = differentiated if outer is None else outer.differentiated
         self.keeps_reads = outer is not None and outer.keeps_reads
         self.repeats = outer is not None and outer.repeats
         self.lanes = lanes
+        self.held = held if outer is None else outer.held
         self._frames: list[Frame] = []
         self.cells: dict[int, Cell] = {}
         self._memo: dict[Any, Any] = {}
@@ -90,7 +93,8 @@ class Context:
         if rule is not None:
             return rule(self, eqn, args)
         if self.differentiated or self.lanes is not None:
-            eqn = late(eqn, self.bindings(), self._memo)
+            runs_once = self._around is None and self.lanes is None
+            eqn = late(eqn, self.bindings(), self._memo, runs_once)
         return _jax.bind_eqn(eqn, args)
 
     def _may_touch_later(self, eqn: Any) -> bool:
@@ -119,9 +123,12 @@ class Context:
             self._memo[key] = (alive, make())
         return self._memo[key][1]
 
-    def scope(self, *calls: tuple[Any, Sequence[Any]]) -> Scope:
-        """Prepares inner jaxprs, each with its operands, to be run as pure functions."""
-        return Scope(self, calls)
+    def scope(self, *calls: tuple[Any, Sequence[Any]], has_rules: bool = False) -> Scope:
+        """Prepares inner jaxprs, each with its operands, to be run as pure functions.
+
+        `has_rules` says that they have derivative rules of the user's.
+        """
+        return Scope(self, calls, Touch.HELD if has_rules else Touch.NONE)
 
     @contextmanager
     def where(self, flag: Any) -> Iterator[Lanes]:
@@ -142,9 +149,7 @@ class Context:
     def resolve(self, const: Any) -> Any:
         """The value or cell, here, of a constant of a rule that was traced long after."""
         found = self.bindings().find(const)
-        if isinstance(found, _jax.NativeRef):
-            raise untouched(describe(found))
-        return found
+        return self.cell_of(found) if isinstance(found, _jax.NativeRef) else found
 
     @contextmanager
     def _frame(self, frame: Frame) -> Iterator[None]:
@@ -175,7 +180,7 @@ class Scope:
       sums: the distinct refs among them that lanes share and accumulate into.
     """
 
-    def __init__(self, ctx: Context, calls: Sequence[tuple[Any, Sequence[Any]]]):
+    def __init__(self, ctx: Context, calls: Sequence[tuple[Any, Sequence[Any]]], least: Touch):
         self._ctx = ctx
         self.bindings = ctx.bindings()
         touched: list[tuple[Cell, Touch]] = []
@@ -186,7 +191,7 @@ class Scope:
             found = _effects.touches(closed)
             for arg, kind in zip(args, found.inputs, strict=True):
                 if isinstance(arg, Cell):
-                    touched.append((arg, kind))
+                    touched.append((arg, kind or least))
             for const, kind in (*zip(closed.consts, found.consts, strict=True), *found.hidden):
                 if isinstance(const, _jax.NativeRef):
                     touched.append((ctx.cell_of(const), kind))
@@ -206,9 +211,15 @@ class Scope:
                 cell = root(cell)
                 self.portable = False
             kinds[id(cell)] = (cell, kinds.get(id(cell), (cell, Touch.NONE))[1] | kind)
+        self._held = {key for key, (_, kind) in kinds.items() if kind == Touch.HELD}
+        kinds = {key: (c, kind.settled(ctx.held)) for key, (c, kind) in kinds.items()}
         self.written = [c for c, kind in kinds.values() if kind.changes]
         self.read = [c for c, kind in kinds.values() if kind == Touch.READ]
         self._idle = [c for c, kind in kinds.values() if kind == Touch.NONE]
+
+    def is_held(self, cell: Cell) -> bool:
+        """Whether only derivative rules may touch the ref, not their function."""
+        return id(cell) in self._held
 
     @property
     def state(self) -> list[Any]:
@@ -239,7 +250,7 @@ class Scope:
     ) -> Inside:
         """A body, in which the cells hold these values, and `sums` stand for those outside.
 
-        With `is_silent` nothing is added to them.
+        Nothing is added to one that is None, and with `is_silent` to none.
         """
         return Inside(self._ctx, self, state, constants, sums, is_silent)
 
@@ -316,7 +327,8 @@ class Inside:
     def cell(self, outer: Cell) -> Cell:
         """The cell, inside, of an outer cell."""
         if isinstance(outer, Sum):
-            return outer.of(self._sum_of.get(id(outer.ref), outer.ref), self._is_silent)
+            ref = self._sum_of.get(id(outer.ref), outer.ref)
+            return outer.of(outer.ref if ref is None else ref, self._is_silent or ref is None)
         if isinstance(outer, Row) and id(outer) not in self._inner_of:
             return Row(self.cell(outer.whole), outer.index)
         return self._inner_of[id(outer)]

@@ -78,7 +78,10 @@ class Sum(Cell):
         self.method: str = method
 
     def row(self, index: Any) -> Sum:
-        return Sum(self.ref, self.origin, self.method, (*self.prefix, index), self.is_silent)
+        prefix = (*self.prefix, index)
+        row = Sum(self.ref, self.origin, self.method, prefix, self.is_silent)
+        row.target = self.target
+        return row
 
     def of(self, ref: Any, is_silent: bool) -> Sum:
         """The same place in what the ref is called inside a function that it is passed to."""

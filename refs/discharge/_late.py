@@ -69,13 +69,15 @@ def untouched(described: str) -> RefStateError:
     )
 
 
-def late(eqn: Any, bindings: Bindings, known: dict[Any, Any]) -> Any:
+def late(eqn: Any, bindings: Bindings, known: dict[Any, Any], runs_once: bool) -> Any:
     """An equation without refs, the rules in which find what they close over.
 
     `known` keeps what was made of a jaxpr, so that one that is called many times stays one.
+    `runs_once` says that the equation does: then a rule may touch refs that nothing else touches,
+    as JAX lets it. It does so itself.
     """
 
-    def rewritten(eqn: Any) -> Any:
+    def rewritten(eqn: Any, runs_once: bool = False) -> Any:
         if not _jax.has_rules(eqn):
             # Of a primitive that isn't JAX's own, who knows what else depends on its jaxprs.
             return eqn if rule_for(eqn.primitive) is None else _jax.map_jaxprs(eqn, inside)
@@ -88,14 +90,14 @@ def late(eqn: Any, bindings: Bindings, known: dict[Any, Any]) -> Any:
 
             return apply_backward(rule, given, run)
 
-        return _jax.with_rules(eqn, forward, backward)
+        def forward(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, list[Any]]:
+            found = [bindings.find(c) for c in consts]
+            for x in found:
+                if isinstance(x, Cell) or (isinstance(x, _jax.NativeRef) and not runs_once):
+                    raise untouched(x.describe() if isinstance(x, Cell) else describe(x))
+            return inside(jaxpr), found
 
-    def forward(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, list[Any]]:
-        found = [bindings.find(c) for c in consts]
-        for x in found:
-            if isinstance(x, Cell):
-                raise untouched(x.describe())
-        return inside(jaxpr), found
+        return _jax.with_rules(eqn, forward, backward)
 
     def inside(jaxpr: Any) -> Any:
         key = (jaxpr, *map(id, bindings.envs))
@@ -103,7 +105,7 @@ def late(eqn: Any, bindings: Bindings, known: dict[Any, Any]) -> Any:
             known[key] = bindings, jaxpr.replace(eqns=[rewritten(e) for e in jaxpr.eqns])
         return known[key][1] if key in known else jaxpr
 
-    return rewritten(eqn)
+    return rewritten(eqn, runs_once)
 
 
 def has_custom_vjp(jaxpr: Any) -> bool:
@@ -160,11 +162,21 @@ def apply_backward(
 
 def found_later(const: Any, bindings: Bindings, where: str) -> Any:
     """What a constant of a backward rule stands for, now that the backward pass runs."""
+    if isinstance(const, _jax.NativeRef) and jax.sharding.get_abstract_mesh().manual_axes:
+        raise RefEscapeError(
+            f"the backward rule at {where} touches {describe(const)} inside of "
+            "shard_map, where a ref from outside can't be written after the forward pass: "
+            "return what it writes as a cotangent, or apply shard_map inside"
+        )
     found = bindings.target(const)
     if found is None:
-        raise RefEscapeError(
-            f"the backward rule at {where} touches {describe(const)}, which is gone when the "
-            "backward pass runs: it was made inside the differentiated function, is an argument "
-            "of a mapped one, or belongs to a pure one. Use a ref made outside, and `refs.grad`"
-        )
+        raise gone(describe(const), where)
     return found
+
+
+def gone(described: str, where: str) -> RefEscapeError:
+    return RefEscapeError(
+        f"the backward rule at {where} touches {described}, which is gone when the "
+        "backward pass runs: it was made inside the differentiated function, is an argument "
+        "of a mapped one, or belongs to a pure one. Use a ref made outside, and `refs.grad`"
+    )

@@ -40,8 +40,10 @@ class Program(NamedTuple):
         const_refs = tuple(position[id(c)] if is_ref(c) else None for c in jaxpr.consts)
         return Program(jaxpr, refs, const_refs, position)
 
-    def touches(self, same: dict[int, int]) -> tuple[list[Touch], list[Touch]]:
-        """What is done to each of `refs`, and to each input.
+    def touches(
+        self, same: dict[int, int], held: Touch = Touch.NONE
+    ) -> tuple[list[Touch], list[Touch]]:
+        """What is done to each of `refs`, and to each input: to those only held, `held`.
 
         `same` maps an input to the one of `refs` that it is: what is done to one is done to both.
         """
@@ -59,7 +61,7 @@ class Program(NamedTuple):
         inputs = list(found.inputs)
         for i, k in same.items():
             inputs[i] = refs[k] = inputs[i] | refs[k]
-        return refs, inputs
+        return [t.settled(held) for t in refs], [t.settled(held) for t in inputs]
 
     def by_identity(self, items: Sequence[Any]) -> dict[int, Any]:
         """What belongs to each of `refs`, by the identity of each of its names."""
@@ -99,7 +101,7 @@ def run_in_lanes(
 
     `arrays` stand for the other constants.
     """
-    touches, _ = program.touches({})
+    touches, _ = program.touches({}, Touch.READ)
     origins = [getattr(ref, "origin", None) for ref in refs]
     contents = [Contents(o, False, touch) for o, touch in zip(origins, touches, strict=True)]
     variance = lanes.variance.again()
@@ -108,7 +110,7 @@ def run_in_lanes(
         Sum(ref, origin, touch.method) if touch.method else Cell(_access.get(ref), origin)
         for ref, origin, touch in zip(refs, origins, touches, strict=True)
     ]
-    ctx = Context(lanes=lanes._replace(variance=variance))
+    ctx = Context(lanes=lanes._replace(variance=variance), held=Touch.READ)
     out = program.run(ctx, cells, inputs, arrays)
     for ref, cell, touch in zip(refs, cells, touches, strict=True):
         if touch.changes and not touch.method:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from refs import _jax
-from refs._access import describe
-from refs.discharge._cells import Cell
+from refs.discharge._cells import Cell, Row
 from refs.discharge._custom import eval_rule, is_smooth, through
-from refs.discharge._interpreter import Context, merge, split
-from refs.discharge._lanes import Lanes
-from refs.discharge._late import apply_backward, found_later
+from refs.discharge._interpreter import Context, Scope, merge, split
+from refs.discharge._lanes import Lanes, Sum
+from refs.discharge._late import apply_backward, found_later, gone
 from refs.discharge._program import Program, run_in_lanes
 from refs.discharge._registry import register
-from refs.errors import RefEscapeError
 
 
 @register(_jax.custom_vjp_call_p)
@@ -27,108 +26,172 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
     entry among them, as far as the outputs depend on them. How what refs hold afterwards depends on
     what they held is followed through what the function does to them; how it depends on the
     function's arguments isn't: of those, the rule has said all. What the backward rule does to refs
-    happens when the backward pass runs, to the refs themselves.
+    happens when the backward pass runs, to the refs themselves, those among its residuals too.
     """
     [closed] = _jax.jaxprs_in(eqn.params)
     rule = _jax.vjp_rule(eqn.params)
-    scope = ctx.scope((closed, args))
+    scope = ctx.scope((closed, args), has_rules=True)
     where, variance = _jax.user_line(eqn), ctx.lanes and ctx.lanes.variance
-    n_flags = len(scope.constants) - len(scope.read)
-    n_sums = len(scope.sums)
-    # The backward pass comes when the values of this interpretation are gone: it knows cells by id.
-    n_closed_over = len(split(args[: rule.num_consts]))
-    cell_ids = [id(a) if isinstance(a, Cell) else None for a in args[rule.num_consts :]]
-    written_ids, read_ids = [id(c) for c in scope.written], [id(c) for c in scope.read]
+    n_written, n_read = len(scope.written), len(scope.read)
+    n_flags = len(scope.constants) - n_read
+    is_cell = [isinstance(a, Cell) for a in args]
+    places = [_Place.of(scope, a) for a in args if isinstance(a, Cell)]
+    values = [*scope.state, *scope.constants[:n_read], *scope.sums]
+    types = [(x.shape, x.dtype) for x in values]
+    followed = [
+        k for k, c in enumerate(scope.written) if is_smooth(values[k]) and not scope.is_held(c)
+    ]
 
     # The lanes' sums are arguments: JAX won't have a ref differentiated that a custom function
     # closes over, and doesn't know that these aren't.
     @jax.custom_vjp
-    def call(arrays: Any, state: list[Any], constants: list[Any], sums: list[Any]) -> Any:
-        inside = scope.enter(state, constants, sums)
-        return inside.ctx.eval(closed, inside.args(merge(args, arrays))), inside.state
+    def call(
+        arrays: Any, state: list[Any], constants: list[Any], sums: list[Any], paths: Any
+    ) -> Any:
+        return scope.enter(state, constants, sums).run(closed, merge(args, arrays))
 
-    def fwd(arrays: list[Any], state: list[Any], constants: list[Any], sums: list[Any]) -> Any:
-        of_cell = {id(c): p.perturbed for c, p in zip(scope.written, state, strict=True)}
-        of_cell |= {id(c): p.perturbed for c, p in zip(scope.read, constants, strict=False)}
-        nonzeros = [
-            of_cell.get(id(a), False) if isinstance(a, Cell) else a.perturbed
-            for a in merge(args, arrays)[rule.num_consts :]
-        ]
-        arrays, state, constants, sums = _values((arrays, state, constants, sums))
+    def fwd(
+        arrays: list[Any], state: list[Any], constants: list[Any], sums: list[Any], paths: Any
+    ) -> Any:
+        perturbed = [p.perturbed for p in (*state, *constants[:n_read], *sums)]
+        of_array = iter([p.perturbed for p in arrays])
+        of_cell = iter([p.base is not None and perturbed[p.base] for p in places])
+        nonzeros = [next(of_cell if c else of_array) for c in is_cell]
+        arrays, state, constants, sums, paths = _values((arrays, state, constants, sums, paths))
 
         inside = scope.enter(state, constants, sums)
         primals = inside.args(merge(args, arrays))
-        jaxpr, consts = rule.fwd(nonzeros)
+        jaxpr, consts = rule.fwd(nonzeros[rule.num_consts :])
         consts = [inside.ctx.resolve(c) for c in consts]
         out = eval_rule(inside.ctx, jaxpr, consts, primals[rule.num_consts :], where)
         forwards = rule.residual_forwards()
         own = sum(f is None for f in forwards)
         made = iter(out[:own])
-        residuals = [next(made) if f is None else primals[f] for f in forwards]
-        for r in residuals:
-            if isinstance(r, Cell):
-                raise RefEscapeError(
-                    f"{r.describe()} is a residual of a custom VJP rule, at {where}: save its "
-                    "value, `ref[...]`"
-                )
-        smooth = [k for k, x in enumerate(state) if is_smooth(x)]
+        residuals = [
+            next(made) if f is None else _Argument(sum(is_cell[:f])) if is_cell[f] else primals[f]
+            for f in forwards
+        ]
         pull = None
-        if any(of_cell[written_ids[k]] for k in smooth):
-            part = through(scope, closed, args, (arrays, state, constants), smooth, where)
-            _, pull = jax.vjp(part, [state[k] for k in smooth])
-        return (out[own:], inside.state), (residuals, constants[len(scope.read) :], pull)
+        if any(perturbed[k] for k in followed):
+            part = through(scope, closed, args, (arrays, state, constants), followed, where)
+            _, pull = jax.vjp(part, [state[k] for k in followed])
+        return (out[own:], inside.state), (residuals, constants[n_read:], paths, pull)
 
     def bwd(saved: Any, cotangents: Any) -> Any:
-        residuals, flags, pull = saved
+        residuals, flags, paths, pull = saved
         out_cts, state_cts = cotangents
+        lanes = None if variance is None else Lanes(variance, *flags)
         if not rule.symbolic_zeros:
             out_cts = [_jax.instantiate(ct) for ct in out_cts]
 
         def run(traced: Any, arrays: list[Any]) -> list[Any]:
             program = Program.of(traced)
-            if program.refs and jax.sharding.get_abstract_mesh().manual_axes:
-                raise RefEscapeError(
-                    f"the backward rule at {where} touches {describe(program.refs[0])} inside of "
-                    "shard_map, where a ref from outside can't be written after the forward pass: "
-                    "return what it writes as a cotangent, or apply shard_map inside"
-                )
 
             def found(consts: Sequence[Any]) -> list[Any]:
                 return [found_later(c, scope.bindings, where) for c in consts]
 
-            if variance is None:
+            if lanes is None:
                 return _jax.eval_jaxpr(traced, found(traced.consts), arrays)
-            lanes = Lanes(variance, *flags)
             return run_in_lanes(program, found(program.refs), found(program.arrays), arrays, lanes)
 
         def backward(*given: Any) -> list[Any]:
             return rule.bwd(given[: len(residuals)], given[len(residuals) :])
 
+        residuals = [
+            places[r.number].ref(paths[r.number], where) if isinstance(r, _Argument) else r
+            for r in residuals
+        ]
         in_cts = apply_backward(backward, [*residuals, *out_cts], run)
         in_cts = [None if _jax.is_symbolic_zero(ct) else ct for ct in in_cts]
-        of_ref: dict[Any, Any] = {}
-        for key, ct in zip(cell_ids, in_cts, strict=True):
-            if key is not None:
-                of_ref[key] = _sum(of_ref.get(key), ct)
-        arrays = [ct for key, ct in zip(cell_ids, in_cts, strict=True) if key is None]
-        state_in = [of_ref.get(key) for key in written_ids]
+        in_cts = [*([None] * rule.num_consts), *in_cts]
+
+        of_values: list[Any] = [None] * len(types)
+        of_cells = [ct for ct, c in zip(in_cts, is_cell, strict=True) if c]
+        for place, path, ct in zip(places, paths, of_cells, strict=True):
+            if ct is not None and place.base is not None:
+                if lanes is not None:  # One of each lane that takes part, whatever it depends on.
+                    ct = lanes.select(jnp.where(lanes.lane, ct, 0), jnp.zeros_like(ct))
+                ct = place.of_base(types[place.base], path, ct)
+                of_values[place.base] = _sum(of_values[place.base], ct)
+        for k, ct in enumerate(state_cts):
+            if scope.is_held(scope.written[k]) and not _jax.is_symbolic_zero(ct):
+                of_values[k] = _sum(of_values[k], ct)
         if pull is not None:
-            smooth = [k for k, ct in enumerate(state_cts) if is_smooth(ct)]
-            [passed] = pull([_jax.instantiate(state_cts[k]) for k in smooth])
-            for k, ct in zip(smooth, passed, strict=True):
-                state_in[k] = _sum(state_in[k], ct)
+            [passed] = pull([_jax.instantiate(state_cts[k]) for k in followed])
+            for k, ct in zip(followed, passed, strict=True):
+                of_values[k] = _sum(of_values[k], ct)
+        end = n_written + n_read
         return (
-            [*([None] * n_closed_over), *arrays],
-            state_in,
-            [*(of_ref.get(key) for key in read_ids), *([None] * n_flags)],
-            [None] * n_sums,
+            [ct for ct, c in zip(in_cts, is_cell, strict=True) if not c],
+            of_values[:n_written],
+            [*of_values[n_written:end], *([None] * n_flags)],
+            of_values[end:],
+            None,
         )
 
     # Always: JAX must be told what is not differentiated, closed-over refs for instance.
     call.defvjp(fwd, bwd, symbolic_zeros=True)
-    out, state = call(split(args), scope.state, scope.constants, scope.sums)
+    paths = [p.path for p in places]
+    out, state = call(split(args), scope.state, scope.constants, scope.sums, paths)
     scope.update(state)
     return out
+
+
+class _Place(NamedTuple):
+    """Where the contents of a ref argument are.
+
+    Attributes:
+      origin: for messages.
+      base: in which of the values that are state, constants or sums; None if in none.
+      depth: how many of the indices lead there from that value, the last ones.
+      path: the indices of rows that lead there from a whole ref.
+      target: that ref.
+    """
+
+    origin: Any
+    base: int | None
+    depth: int
+    path: tuple[Any, ...]
+    target: Any
+
+    @staticmethod
+    def of(scope: Scope, cell: Cell) -> _Place:
+        if isinstance(cell, Sum):
+            base = len(scope.written) + len(scope.read) + _position(scope.sums, cell.ref)
+            return _Place(cell.origin, base, len(cell.prefix), cell.prefix, cell.target)
+        bases = {id(c): k for k, c in enumerate((*scope.written, *scope.read))}
+        base, depth, path, inner = None, 0, [], cell
+        while True:
+            if base is None and id(inner) in bases:
+                base, depth = bases[id(inner)], len(path)
+            if not isinstance(inner, Row):
+                return _Place(cell.origin, base, depth, tuple(path), inner.target)
+            path.insert(0, inner.index)
+            inner = inner.whole
+
+    def of_base(self, type_of_base: Any, path: Sequence[Any], ct: Any) -> Any:
+        """The cotangent of the whole value, from that of its part here."""
+        if not self.depth:
+            return ct
+        shape, dtype = type_of_base
+        return jnp.zeros(shape, dtype).at[tuple(path[len(path) - self.depth :])].add(ct)
+
+    def ref(self, path: Sequence[Any], where: str) -> Any:
+        """The ref, for the backward pass."""
+        if self.target is None:
+            raise gone(Cell(None, self.origin).describe(), where)
+        return self.target.at[tuple(path)] if path else self.target
+
+
+@jax.tree_util.register_static
+class _Argument(NamedTuple):
+    """Among residuals: the `number`-th ref argument."""
+
+    number: int
+
+
+def _position(refs: Sequence[Any], ref: Any) -> int:
+    return next(k for k, r in enumerate(refs) if r is ref)
 
 
 def _sum(a: Any, b: Any) -> Any:

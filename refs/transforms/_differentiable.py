@@ -226,7 +226,9 @@ class Differentiable:
         self.doing, self.inputs, self._check = doing, inputs, check
         if has_aux:
             fun = _returning_pair(doing, fun)
-        self._t = Transaction.of(fun, inputs.refs, inputs.arrays, inputs.rebuild)
+        self._t = Transaction.of(
+            fun, inputs.refs, inputs.arrays, inputs.rebuild, is_differentiated=True
+        )
         traced, self.has_aux = self._t.traced, has_aux
         self.out_tree = traced.out_tree.children()[0] if has_aux else traced.out_tree
         places = range(self.out_tree.num_leaves)

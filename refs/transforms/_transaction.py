@@ -64,15 +64,16 @@ class Transaction:
       links: for each ref argument: which closed-over ref it is, or None.
       written: the slots that the function changes, arguments first.
       read: the slots that it only reads.
+      held: what derivative rules may do to a slot that is given to their function and not touched.
     """
 
-    def __init__(self, traced: Trace, arguments: Sequence[Any]):
-        self.traced = traced
+    def __init__(self, traced: Trace, arguments: Sequence[Any], held: Touch = Touch.NONE):
+        self.traced, self.held = traced, held
         self.program = Program.of(traced.jaxpr)
         self.links = links_of(arguments, self.program.refs)
         self._n_arguments = len(arguments)
         same = {i: k for i, k in enumerate(self.links) if k is not None}
-        of_outers, of_inputs = self.program.touches(same)
+        of_outers, of_inputs = self.program.touches(same, held)
         slots = [
             (Slot(i, self.links[i], _origin(in_aval)), of_inputs[i])
             for i, in_aval in enumerate(traced.jaxpr.in_avals[: len(arguments)])
@@ -95,17 +96,21 @@ class Transaction:
         rebuild: Any,
         types: Sequence[Any] | None = None,
         axis_env: Sequence[tuple[Any, int]] = (),
+        is_differentiated: bool = False,
     ) -> Transaction:
         """Traces `fun`. `arguments` are distinct refs, `leaves` the other arguments' leaves.
 
         `types` are those of the refs inside, if they are not as they are outside.
         """
+        held = Touch.READ | Touch.WRITE if is_differentiated else Touch.NONE
+        if _is_lane.get():  # What lanes share, they may read.
+            held = Touch.READ
         outside = [ref_type(r) for r in arguments]
         types = outside if types is None else types
         before = lookups()
         traced = trace(fun, types, leaves, rebuild, axis_env)
         has_wrappers = lookups() > before
-        t = Transaction(traced, arguments)
+        t = Transaction(traced, arguments, held)
         same = {
             i: t.program.refs[k]
             for i, k in enumerate(t.links)
@@ -121,7 +126,7 @@ class Transaction:
             return rebuild(refs, leaves)
 
         with other_names() as names:
-            return Transaction(trace(fun, types, leaves, knowing, axis_env), arguments)
+            return Transaction(trace(fun, types, leaves, knowing, axis_env), arguments, held)
 
     def run(
         self,
@@ -145,7 +150,7 @@ class Transaction:
             cells[slot].number = k if is_program else None
         if targets is not None:
             self.aim(cells, list(self.touch_of), targets)
-        context = Context(differentiated=targets is not None)
+        context = Context(differentiated=targets is not None, held=self.held)
         return self.run_cells(cells, leaves, context, captured)
 
     @staticmethod

@@ -9,6 +9,7 @@ import jax
 
 from refs import _jax
 from refs._access import describe
+from refs._effects import Touch
 from refs._ref_type import RefType
 from refs._tracing import Call, is_ref, result_of, trace
 from refs.callbacks._failure import failures_told
@@ -76,7 +77,8 @@ def functionalize(fun: Callable[..., Any], closed_over: Any = None) -> Callable[
             return (*given, *rest), kwargs
 
         types = [] if closed_over is not None else [_ref_type_of(v) for v in values]
-        t = Transaction(trace(fun, types, leaves, rebuild), types)
+        held = Touch.READ | Touch.WRITE
+        t = Transaction(trace(fun, types, leaves, rebuild), types, held)
         if any(m is not None for m in t.traced.out_leaves):
             raise RefEscapeError(
                 "functionalize: the function returns a ref, and a pure function has none to "

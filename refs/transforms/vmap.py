@@ -93,7 +93,9 @@ def vmap(
                 for (slot, method), ref in zip(sums.items(), t.refs([*sums], refs), strict=True):
                     cells[slot] = Sum(ref, slot.origin, method)
                 t.aim(cells, [s for s, axis in axis_of.items() if axis is None], refs)
-                _, (arrays, made) = t.run_cells(cells, leaves, Context(lanes=Lanes(variance, lane)))
+                _, (arrays, made) = t.run_cells(
+                    cells, leaves, Context(lanes=Lanes(variance, lane), held=t.held)
+                )
                 return [cells[s].read() for s in written], arrays, made
 
             state_axes = [axis_of[s] for s in written]
