@@ -211,3 +211,17 @@ def test_what_the_user_raises_is_not_explained():
     for transform in (refs.grad, refs.jit, refs.checkpoint):
         with pytest.raises(KeyError, match="mutable array"):
             transform(f)(1.0)
+
+
+def test_a_checkpointed_function_that_reads_a_part_of_a_complex_ref():
+    def loss(r, x):
+        def step(x):
+            r[0] = r[0] * x
+            return jnp.abs(r[0])
+
+        return lax.fori_loop(0, 3, lambda i, total: total + jax.checkpoint(step)(x), 0.0)
+
+    start = np.array([3 + 4j, 1j, 2], np.complex64)
+    assert refs.grad(loss, 1)(refs.new_ref(start), 2.0) == 5 * (1 + 2 * 2 + 3 * 4)
+    of_r = refs.grad(loss)(refs.new_ref(start), 2.0)
+    np.testing.assert_allclose(of_r, [14 * (0.6 - 0.8j), 0, 0], rtol=1e-6)

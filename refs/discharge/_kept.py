@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from refs.discharge._cells import Cell
@@ -15,4 +17,8 @@ READ = "refs.read"
 def kept(ctx: Context, cell: Cell, value: Any) -> Any:
     """A value read from a cell, by a name under which it is stored if that saves the whole ref."""
     saves = ctx.keeps_reads and cell.changes and 2 * value.size <= cell.read().size
-    return checkpoint_name(value, READ) if saves else value
+    if not saves:
+        return value
+    if jnp.iscomplexobj(value):  # JAX can't store a complex one by its name.
+        return lax.complex(*(checkpoint_name(x, READ) for x in (value.real, value.imag)))
+    return checkpoint_name(value, READ)
