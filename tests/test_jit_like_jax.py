@@ -181,19 +181,21 @@ def names(jit):
 # --- The comparison ---
 
 
-def _seen(x):
+def _seen(x, with_refs):
     if isinstance(x, jax.Array):
-        return (np.asarray(x).tolist(), x.dtype, x.weak_type, x.committed, x.sharding)
+        # Refs are committed to their devices on the newest JAX, and then so are results.
+        committed = x.committed or with_refs
+        return (np.asarray(x).tolist(), x.dtype, x.weak_type, committed, x.sharding)
     return (x.tolist(), x.dtype) if isinstance(x, np.ndarray | np.generic) else x
 
 
-def observed(program, jit, capfd):
+def observed(program, jit, capfd, with_refs=False):
     capfd.readouterr()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
             leaves, tree = jax.tree.flatten(program(jit))
-            result = [_seen(x) for x in leaves], tree
+            result = [_seen(x, with_refs) for x in leaves], tree
         except Exception as error:
             result = _mro(error), _words(error)
     said = {(w.category, _without_addresses(str(w.message))) for w in warned}
@@ -247,6 +249,51 @@ def test_as_jax_in(configuration, name, capfd):
         with CONFIGURATIONS[configuration]():
             seen.append(observed(CASES[name], jit, capfd))
     assert seen[0] == seen[1]
+
+
+# --- And refs besides -----------------------------------------------------------------------------
+
+# In which it makes a difference that a ref is written.
+NOT_BESIDES = {
+    "donated_by_name_and_in_vain": "arguments that aren't used are kept",
+    "donated_twice": "JAX counts the program's own arguments",
+    "a_generator": "what wraps it is none",
+    "leaks": "the message names what wraps it",
+    "nested": "refs are committed to their devices, and a jax.jit around it sees that",
+    "traced_once": "jax.vmap can't map what writes a ref",
+    "in_transformations": "jax.vmap can't map what writes a ref",
+    "traced_again": "the trace is kept by us: jax.clear_caches doesn't throw it away",
+    "traced_where_it_must_not_be": "the message names our program",
+    "jaxprs": "there is a ref in them",
+    "stages": "there is a ref in them",
+    "stages_for_others": "there is a ref in them",
+    "compiled_for_others": "in words of our own",
+    "exported": "no program with refs is",
+    "shardings": "the message counts the refs",
+    "wrong_shardings": "in words of our own",
+    "wrong_shardings_of_the_result": "in words of our own",
+    "names": "what wraps it has others",
+}
+
+
+def counting(fun=None, **keywords):
+    """`refs.jit` of a function that counts its calls besides."""
+    if fun is None:
+        return functools.partial(counting, **keywords)
+    calls = refs.new_ref(0)
+
+    @functools.wraps(fun)
+    def counted(*args, **kwargs):
+        calls[...] += 1
+        return fun(*args, **kwargs)
+
+    return refs.jit(counted, **keywords)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in NOT_BESIDES])
+def test_as_jax_and_refs_besides(name, capfd):
+    program = CASES[name]
+    assert observed(program, counting, capfd, True) == observed(program, jax.jit, capfd, True)
 
 
 # --- Names ----------------------------------------------------------------------------------------
