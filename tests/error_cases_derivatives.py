@@ -330,3 +330,37 @@ def a_backward_rule_inside_of_shard_map(r, i):
     mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     mapped = refs.shard_map(double, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d"))
     refs.grad(lambda x: mapped(x).sum())(X)
+
+
+@raises(
+    errors.RefValueError,
+    "vjp: saveable_args has (True,) for 2 values: it takes a bool, or a tuple with one for each",
+)
+def flags_of_too_few_primals(r, i):
+    refs.vjp(lambda x, y: x * y, 1.0, 2.0, saveable_args=(True,))
+
+
+@raises(
+    errors.RefValueError,
+    "linearize: in_nzs has (True,) for a value of structure PyTreeDef(*): it takes a bool, or a "
+    "tuple with one for each",
+)
+def flags_within_a_value(r, i):
+    refs.linearize(lambda x: x, 1.0, in_nzs=((True,),))
+
+
+@raises(
+    errors.RefValueError,
+    "the pullback needs the value of variable 1 of 2, which it hasn't saved: put it into "
+    "`args_res` first",
+)
+def a_pullback_without_its_values(r, i):
+    refs.vjp(lambda x, r: (x * r[...]).sum(), 2.0, r, saveable_args=(True, False))[1](1.0)
+
+
+@raises(
+    errors.RefValueError,
+    "grad: reduce_axes=('batch',) means nothing any more in JAX",
+)
+def axes_to_reduce(r, i):
+    refs.grad(lambda x: x, reduce_axes=("batch",))

@@ -24,6 +24,7 @@ from jax._src import (
     tree_util,
     util,
 )
+from jax._src import api as _api
 from jax._src import xla_metadata as _xla_metadata
 from jax._src.ad_checkpoint import name_p as _name_p
 from jax._src.ad_checkpoint import remat_p as remat_p
@@ -375,6 +376,15 @@ def register_call_to_lojax(primitive: Any) -> None:
         return [t.raise_val(*itertools.islice(out, len(t.lo_ty()))) for t in jaxpr.out_avals]
 
     primitive.to_lojax = to_lojax
+
+
+class _NotSaveable:
+    """Stands for a residual that isn't saved. It is an empty pytree, as JAX's own is."""
+
+
+NotNeeded = _api.NotNeeded
+NotSaveable = getattr(_api, "NotSaveable", _NotSaveable)
+tree_util.register_pytree_node(_NotSaveable, lambda x: ((), None), lambda _, __: _NotSaveable())
 
 
 def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from refs import _jax
 from refs._access import check_ref, describe, get
@@ -23,6 +24,7 @@ from refs._tracing import NewRef, is_ref, one_name, unique, zeros_like
 from refs._view import RefView, is_view
 from refs.discharge._late import has_custom_vjp
 from refs.errors import RefEscapeError, RefTypeError, RefValueError
+from refs.transforms._signature import flags
 from refs.transforms._transaction import Slot, Transaction, in_transaction, run
 
 
@@ -302,6 +304,21 @@ class Differentiable:
         """
         return (run if self.has_backward_effects else in_transaction)(fun, refs, arrays)
 
+    def holding(self, in_nzs: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Makes of a function of `values` one in which those flagged as false are constant."""
+        if in_nzs is None:
+            return lambda fun: fun
+        inputs = self.inputs
+        nonzero = flags(self.doing, "in_nzs", in_nzs, inputs.tree)
+        moving = {v.position for v, flag in zip(inputs.variables, nonzero, strict=True) if flag}
+
+        def held(fun: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda values: fun(
+                [x if k in moving else lax.stop_gradient(x) for k, x in enumerate(values)]
+            )
+
+        return held
+
     def with_contents(self, values: Sequence[Any]) -> tuple[Any, Any]:
         """`self(values)`, with the final contents of the variables that it writes as outputs.
 
@@ -338,6 +355,12 @@ def _returning_pair(doing: str, fun: Callable[..., Any]) -> Callable[..., Any]:
         return output, aux
 
     return checked
+
+
+def check_reduce_axes(doing: str, reduce_axes: Any) -> None:
+    """JAX still has the keyword, and takes nothing for it."""
+    if reduce_axes:
+        raise RefValueError(f"{doing}: reduce_axes={reduce_axes!r} means nothing any more in JAX")
 
 
 def _described(marker: Any, inputs: Inputs) -> str:

@@ -158,6 +158,40 @@ def per_leaf(prefix: Any, tree: Any) -> tuple[list[Any], list[tuple[RefView, Any
     return items, of_views
 
 
+def flags(doing: str, name: str, prefix: Any, tree: Any) -> list[bool]:
+    """A flag for each leaf, from a tree of bools that is a prefix but for the kinds of containers.
+
+    Raises:
+      RefValueError: if it is none.
+    """
+    if isinstance(prefix, bool):
+        return [prefix] * tree.num_leaves
+    given = [prefix[k] for k in sorted(prefix)] if isinstance(prefix, dict) else prefix
+    parts = tree.children()
+    is_leaf = jax.tree_util.treedef_is_leaf(tree) and tree.num_leaves == 1
+    if not isinstance(given, tuple | list) or is_leaf or len(given) != len(parts):
+        what = f"a value of structure {tree}" if is_leaf else f"{len(parts)} values"
+        raise RefValueError(
+            f"{doing}: {name} has {prefix!r} for {what}: it takes a bool, or a tuple with one for "
+            "each"
+        )
+    return [
+        x for one, part in zip(given, parts, strict=True) for x in flags(doing, name, one, part)
+    ]
+
+
+def mirrored(tree: Any, items: Iterable[Any]) -> Any:
+    """`items` in the places of leaves: in tuples, where a class might not take them."""
+    rest = iter(items)
+    if (node := tree.node_data()) is None:
+        return next(rest)
+    kind, keys = node
+    parts = [mirrored(part, rest) for part in tree.children()]
+    if kind is dict:
+        return dict(zip(keys, parts, strict=True))
+    return None if kind is type(None) else parts if kind is list else tuple(parts)
+
+
 def without_views(where: str, fun: Callable[..., Any]) -> Callable[..., Any]:
     """`fun`, which mustn't return a view: that of a part of a ref would become one of the whole."""
 

@@ -10,7 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from refs.errors import RefTypeError
-from refs.transforms._differentiable import Differentiable, Inputs, derivative
+from refs.transforms._differentiable import (
+    Differentiable,
+    Inputs,
+    check_reduce_axes,
+    derivative,
+)
 
 
 def value_and_grad(
@@ -19,6 +24,7 @@ def value_and_grad(
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
 ) -> Callable[..., Any]:
     """Makes a function that evaluates `fun` and its gradient. As `jax.value_and_grad`.
 
@@ -32,6 +38,7 @@ def value_and_grad(
       has_aux: whether `fun` returns a pair, of which the second is auxiliary data.
       holomorphic: whether `fun` is promised to be holomorphic, of complex variables.
       allow_int: whether variables may be integers, whose gradient is of dtype `float0`.
+      reduce_axes: nothing, as in JAX.
 
     Returns:
       A function of `fun`'s arguments: `(value, gradient)`, or `((value, aux), gradient)`. The
@@ -53,6 +60,7 @@ def value_and_grad(
     >>> n
     Ref(1, dtype=int32)
     """
+    check_reduce_axes("value_and_grad", reduce_axes)
     return _gradient("value_and_grad", fun, argnums, has_aux, holomorphic, allow_int)
 
 
@@ -62,6 +70,7 @@ def grad(
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
 ) -> Callable[..., Any]:
     """Makes a function that evaluates the gradient of `fun`. As `jax.grad`.
 
@@ -80,6 +89,7 @@ def grad(
     >>> log
     Ref([2., 4.], dtype=float32)
     """
+    check_reduce_axes("grad", reduce_axes)
     both = _gradient("grad", fun, argnums, has_aux, holomorphic, allow_int)
 
     @functools.wraps(fun)

@@ -11,6 +11,7 @@ from refs._access import describe, set
 from refs._tracing import is_ref, unique
 from refs.errors import RefTypeError, RefValueError
 from refs.transforms._differentiable import Differentiable, Inputs, part_of
+from refs.transforms._signature import mirrored
 
 
 def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = False) -> Any:
@@ -59,7 +60,9 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
     return inputs.in_transaction(inside)
 
 
-def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+def linearize(
+    fun: Callable[..., Any], *primals: Any, has_aux: bool = False, in_nzs: Any = None
+) -> Any:
     """Evaluates `fun(*primals)` and its derivative there as a linear function. As `jax.linearize`.
 
     Args:
@@ -67,10 +70,11 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
       *primals: arrays, refs, views and pytrees of them: all are variables. A ref's value when the
         call begins is what it is differentiated at.
       has_aux: whether `fun` returns a pair, of which the second is auxiliary data.
+      in_nzs: which primals may have tangents that aren't zero: a bool for each, or a prefix.
 
     Returns:
       `(output, f_jvp)`, or `(output, f_jvp, aux)`: `f_jvp(*tangents)` is the output's tangent. It
-      takes what `refs.jvp` takes for tangents, and does to refs what that does.
+      is a pytree, and takes what `refs.jvp` takes for tangents, and does to refs what that does.
 
     Raises:
       RefValueError: if a ref is a variable twice; from `f_jvp`, if the tangents' structure is not
@@ -88,20 +92,24 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     """
     inputs = Inputs.of("linearize", tuple(range(len(primals))), primals, {})
     f = Differentiable("linearize", fun, inputs, has_aux)
+    pure = f.holding(in_nzs)(f.with_contents)
     (out, _), native, values, aux = f.run(
         lambda values: (
-            *(found := jax.linearize(f.with_contents, values, has_aux=True))[:2],
+            *(found := jax.linearize(pure, values, has_aux=True))[:2],
             values,
             found[2],
         )
     )
 
-    def f_jvp(*tangents: Any) -> Any:
+    def push(native: Any, values: Any, *tangents: Any) -> Any:
         directions = _directions("linearize", inputs, tangents)
         tangents_out, final = native(inputs.gather("linearize", directions, values))
         _follow(inputs, directions, final)
         return f.outputs(tangents_out)
 
+    f_jvp: Any = jax.tree_util.Partial(push, native, values)
+    if hasattr(native, "out_nzs"):
+        f_jvp.out_nzs = mirrored(f.out_tree, native.out_nzs[0])
     return (f.outputs(out), f_jvp, aux) if has_aux else (f.outputs(out), f_jvp)
 
 

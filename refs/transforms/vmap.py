@@ -27,6 +27,7 @@ def vmap(
     axis_name: Any = None,
     axis_size: int | None = None,
     spmd_axis_name: Any = None,
+    sum_match: bool = False,
 ) -> Callable[..., Any]:
     """Maps a function over refs. As `jax.vmap`: it means `for x in xs: fun(x)`.
 
@@ -45,6 +46,8 @@ def vmap(
       axis_name: a name for collectives between the lanes.
       axis_size: the number of lanes, if no argument is mapped.
       spmd_axis_name: as in `jax.vmap`.
+      sum_match: whether a result that differs from lane to lane, and has None in `out_axes`, is the
+        lanes' sum.
 
     Returns:
       The mapped function.
@@ -106,6 +109,7 @@ def vmap(
                 axis_name=axis_name,
                 axis_size=axes.size,
                 spmd_axis_name=spmd_axis_name,
+                sum_match=sum_match,
             )
             state, arrays, made = batched(
                 jnp.ones(axes.size, bool), t.values(written, refs), t.values(t.read, refs), leaves
