@@ -12,7 +12,7 @@ PACKAGE = ROOT / "refs"
 
 # A module may import modules of earlier rows only. `discharge.*` stands for the files of rules.
 LAYERS = [
-    ["errors", "_site", "_jax.names"],
+    ["errors", "_site", "_jax.trees", "_jax.names"],
     ["_jax.callbacks", "_jax.equations", "_jax.hijax"],
     ["_jax.parameters"],
     ["_jax"],
@@ -54,6 +54,7 @@ LAYERS = [
     ["inplace"],
     ["transforms._signature", "transforms.in_place"],
     ["transforms._transaction"],
+    ["transforms._inputs"],
     [
         "transforms._entry",
         "transforms._differentiable",

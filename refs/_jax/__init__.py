@@ -11,3 +11,4 @@ from refs._jax.equations import *  # noqa: F403
 from refs._jax.hijax import *  # noqa: F403
 from refs._jax.names import *  # noqa: F403
 from refs._jax.parameters import *  # noqa: F403
+from refs._jax.trees import *  # noqa: F403

@@ -21,10 +21,8 @@ from jax._src import (
     custom_derivatives,
     debugging,
     source_info_util,
-    tree_util,
     util,
 )
-from jax._src import api as _api
 from jax._src import xla_metadata as _xla_metadata
 from jax._src.ad_checkpoint import name_p as _name_p
 from jax._src.ad_checkpoint import remat_p as remat_p
@@ -376,27 +374,6 @@ def register_call_to_lojax(primitive: Any) -> None:
         return [t.raise_val(*itertools.islice(out, len(t.lo_ty()))) for t in jaxpr.out_avals]
 
     primitive.to_lojax = to_lojax
-
-
-class _NotSaveable:
-    """Stands for a residual that isn't saved. It is an empty pytree, as JAX's own is."""
-
-
-NotNeeded = _api.NotNeeded
-NotSaveable = getattr(_api, "NotSaveable", _NotSaveable)
-tree_util.register_pytree_node(_NotSaveable, lambda x: ((), None), lambda _, __: _NotSaveable())
-
-
-def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:
-    """One item of a pytree prefix for each leaf of a structure; None is an item.
-
-    No pytree is made: a user's class may refuse what isn't its contents.
-
-    Raises:
-      ValueError: if it is no prefix of the structure.
-    """
-    items, structure = tree_util.none_leaf_registry.flatten(prefix)
-    return tree_util.broadcast_flattened_prefix_with_treedef(items, structure, tree)
 
 
 def without_constants(closed: Any) -> Any:

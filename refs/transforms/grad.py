@@ -10,12 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from refs.errors import RefTypeError
-from refs.transforms._differentiable import (
-    Differentiable,
-    Inputs,
-    check_reduce_axes,
-    derivative,
-)
+from refs.transforms._differentiable import Differentiable, check_reduce_axes, derivative
+from refs.transforms._inputs import Inputs
 
 
 def value_and_grad(

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from refs.transforms._differentiable import Differentiable, Inputs, derivative
+from refs.transforms._differentiable import Differentiable, derivative
+from refs.transforms._inputs import Inputs
 from refs.transforms.vmap import vmap
 
 

@@ -10,7 +10,8 @@ import jax
 from refs._access import describe, set
 from refs._tracing import is_ref, unique
 from refs.errors import RefTypeError, RefValueError
-from refs.transforms._differentiable import Differentiable, Inputs, part_of
+from refs.transforms._differentiable import Differentiable
+from refs.transforms._inputs import Inputs, part_of
 from refs.transforms._signature import mirrored
 
 

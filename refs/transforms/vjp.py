@@ -13,13 +13,8 @@ from refs._access import addupdate, describe, get
 from refs._tracing import is_ref
 from refs._view import RefView
 from refs.errors import RefTypeError, RefValueError
-from refs.transforms._differentiable import (
-    Differentiable,
-    Inputs,
-    Variable,
-    check_reduce_axes,
-    part_of,
-)
+from refs.transforms._differentiable import Differentiable, check_reduce_axes
+from refs.transforms._inputs import Inputs, Variable, part_of
 from refs.transforms._signature import flags, mirrored
 from refs.transforms._transaction import in_transaction, run
 
