@@ -101,6 +101,11 @@ def _entry(entry: Any) -> list[Any]:
             ) from None
     if entry.dtype == bool:
         return _mask_entries(entry)
+    if entry.dtype == jax.dtypes.float0:
+        raise RefTypeError(
+            "in the tangent of a view, the index is a tangent too, and names nothing: let the "
+            "function with the derivative rule take the ref and the index apart"
+        )
     if not jnp.issubdtype(entry.dtype, jnp.integer):
         raise RefTypeError(f"an index array must hold integers or booleans, not {entry.dtype}")
     return [int(entry) if isinstance(entry, np.integer) else entry]

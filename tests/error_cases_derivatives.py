@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import refs
@@ -64,6 +65,26 @@ def a_residual_that_was_made_inside(r, i):
     f = jax.custom_vjp(lambda q, x: 2 * x)
     f.defvjp(lambda q, x: (2 * x, q), lambda q, g: (None, 2 * g))
     refs.grad(lambda x: f(refs.new_ref(0.0, name="local"), x))(1.0)
+
+
+@raises(
+    errors.RefTypeError,
+    "get of ref `r` (created at FILE:N): in the tangent of a view, the index is a tangent too, "
+    "and names nothing: let the function with the derivative rule take the ref and the index apart",
+)
+def a_rule_that_uses_the_tangent_of_a_view(r, i):
+    f = jax.custom_jvp(lambda view, x: view[0] * x)
+    f.defjvp(lambda p, t: (f(*p), p[0][0] * t[1] + t[0][0] * p[1]))
+    refs.grad(lambda x: f(r.at[jnp.array([1, 2])], x))(1.0)
+
+
+@raises(
+    errors.RefTypeError,
+    "get of ref `r` (created at FILE:N): in the tangent of a view, the index is a tangent too, "
+    "and names nothing: let the function with the derivative rule take the ref and the index apart",
+)
+def a_tangent_as_index(r, i):
+    refs.jit(lambda: r[np.zeros(2, jax.dtypes.float0)])()
 
 
 @raises(
