@@ -158,10 +158,11 @@ def addupdate(ref: Any, idx: Any, x: Any) -> None:
     if _is_quick(ref) and _eager.try_update(ref, ... if idx is None else idx, "add", x):
         return
     index, x = _located(ref, idx, x, "addupdate")
-    if _jax.at_top_level():
-        _eager.update(ref, index, "add", x)
-    else:
+    if not _jax.at_top_level():
         _bind_write(_jax.addupdate_p, ref, index, x)
+        return
+    with _sharded(ref):
+        _eager.update(ref, index, "add", x)
 
 
 def _is_quick(ref: Any) -> bool:
@@ -234,18 +235,71 @@ def _halves(index: Index) -> tuple[Index, Index]:
 
 
 def _read(ref: Any, index: Index) -> Any:
-    return _eager.read(ref, index) if _jax.at_top_level() else index.finish(_bind_get(ref, index))
+    if not _jax.at_top_level():
+        return index.finish(_bind_get(ref, index))
+    with _sharded(ref):
+        return _eager.read(ref, index)
 
 
 def _write(ref: Any, index: Index, value: Any) -> None:
-    if _jax.at_top_level():
-        _eager.update(ref, index, "set", value)
-    else:
+    if not _jax.at_top_level():
         _bind_swap(ref, index, value)
+        return
+    with _sharded(ref):
+        _eager.update(ref, index, "set", value)
 
 
 def _bind_get(ref: Any, index: Index) -> Any:
+    if _is_only_whole(ref, index):
+        with _sharded(ref):
+            return _plain(index).read(_bind_whole(_jax.get_p, ref))
     return _bind(_jax.get_p, ref, index)
+
+
+def _is_only_whole(ref: Any, index: Index) -> bool:
+    """True where JAX's ref primitives refuse an index that arrays take: see `_bind_whole`."""
+    aval = _jax.typeof(ref).inner_aval
+    if not _jax.has_explicit_sharding(aval):
+        return False
+    return not all(
+        isinstance(d, Span) and (axis is None or d.covers(n))
+        for d, n, axis in zip(index.dims, index.shape, aval.sharding.spec, strict=True)
+    )
+
+
+def _bind_whole(primitive: Any, ref: Any, *value: Any) -> Any:
+    """Reads or writes all of a ref that is sharded over an explicit mesh.
+
+    The index is then that of an array, which may name single elements of what isn't sharded.
+    """
+    return _bind(primitive, ref, Index.parse(..., ref.shape), *value)
+
+
+class _sharded:
+    """Explains JAX's errors about an index of a ref that is sharded over an explicit mesh."""
+
+    def __init__(self, ref: Any):
+        self.ref = ref
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if error is None or isinstance(error, RefError) or "shard" not in str(error).lower():
+            return
+        aval = _jax.typeof(self.ref).inner_aval
+        if _jax.has_explicit_sharding(aval):
+            raise RefValueError(
+                f"an index of {describe(self.ref)} at {user_site()}: as an array's, it can't name "
+                f"a part of an axis that is sharded over an explicit mesh, here as "
+                f"{aval.sharding.spec}. Index the other axes, use the whole value, `ref[...]`, or "
+                "the parts in `refs.shard_map`"
+            ) from error
+
+
+def _plain(index: Index) -> Index:
+    """Of an index what JAX's has: the rest is done to the value already."""
+    return Index.of_dims(index.dims, index.shape)
 
 
 def _bind_swap(ref: Any, index: Index, value: Any) -> Any:
@@ -262,6 +316,13 @@ def _bind_write(primitive: Any, ref: Any, index: Index, value: Any) -> Any:
             f"(`jax.lax.psum(value, {axes})`), or pass the ref with a spec that names the axis; if "
             f"it is made here, make it of a value that varies (`jax.lax.pcast`)"
         )
+    if _is_only_whole(ref, index):
+        with _sharded(ref):
+            whole, plain = _bind_whole(_jax.get_p, ref), _plain(index)
+            if primitive is _jax.addupdate_p:
+                return _bind_whole(_jax.swap_p, ref, plain.add(whole, value))
+            _bind_whole(_jax.swap_p, ref, plain.write(whole, value))
+            return plain.read(whole)
     return _bind(primitive, ref, index, value)
 
 

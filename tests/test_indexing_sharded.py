@@ -1,0 +1,148 @@
+"""Indices of refs that lie on several devices: a process of its own, with eight."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import refs
+from refs.errors import RefValueError
+
+N = jax.device_count()
+several = pytest.mark.skipif(N != 8, reason="runs again in a process with eight devices")
+
+
+def eagerly(program, *args):
+    return program(*args)
+
+
+def compiled(program, *args):
+    return refs.jit(program)(*args)
+
+
+ways = pytest.mark.parametrize("run", [eagerly, compiled])
+
+
+@several
+@ways
+@pytest.mark.parametrize("value", [20, 15, -3, -40])
+def test_a_traced_start_along_a_sharded_axis_is_moved_into_bounds(run, value):
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    x = np.arange(16.0, dtype=np.float32)
+    q = refs.new_ref(jax.device_put(x, NamedSharding(mesh, P("x"))))
+    start = min(max(value + 16 if value < 0 else value, 0), 14)
+    place = value + 16 if value < 0 else value
+
+    def program(i):
+        seen = q[jax.ds(i, 2)], q[i], q.at[::-1].at[jax.ds(i, 2)].get()
+        q[jax.ds(i, 2)] = -1.0
+        q.at[jax.ds(i, 2)].add(-1.0)
+        q[i] = 100.0
+        q.at[i[None]].add(1.0)
+        return seen
+
+    seen = run(program, jnp.int32(value))
+    nearest = min(max(place, 0), 15)
+    for got, want in zip(
+        seen, [x[start : start + 2], x[nearest], x[::-1][start : start + 2]], strict=True
+    ):
+        np.testing.assert_array_equal(got, want)
+    x[start : start + 2] = -2
+    if 0 <= place < 16:
+        x[place] = 101
+    np.testing.assert_array_equal(q[...], x)
+    assert q[...].sharding.spec == P("x")
+
+
+@pytest.fixture
+def explicit():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jnp.arange(48.0).reshape(16, 3)
+        yield refs.new_ref(jax.device_put(x, NamedSharding(mesh, P("x"))), name="e")
+
+
+@several
+@ways
+def test_an_explicit_mesh_and_the_axes_that_are_not_sharded(run, explicit):
+    r = explicit
+    x = np.arange(48.0, dtype=np.float32).reshape(16, 3)
+    sharding = r[...].sharding
+
+    def program(i):
+        seen = r[:, 1], r[:, i], r[:, [2, 0]], r[:, np.array([True, False, True])], r[:, ::-1]
+        r[:, 1] = 5.0
+        r[:, i] += 1.0
+        r.at[:, i].add(r[:, 0])
+        r.at[:, jnp.array([0, 0])].add(1.0)
+        r.at[:, jnp.array([1, 1])].multiply(2.0)
+        r.at[:, 1:].at[:, i - 1].set(r[:, 0] * 2)
+        old = refs.swap(r, (slice(None), 0), -1.0)
+        return *seen, old
+
+    want = [x[:, 1], x[:, 2], x[:, [2, 0]], x[:, [0, 2]], x[:, ::-1]]
+    want = [w.copy() for w in want]
+    x[:, 1] = 5
+    x[:, 2] += 1
+    x[:, 2] += x[:, 0]
+    x[:, 0] += 2
+    x[:, 1] *= 4
+    x[:, 2] = x[:, 0] * 2
+    want.append(x[:, 0].copy())
+    x[:, 0] = -1
+    for got, w in zip(run(program, jnp.int32(2)), want, strict=True):
+        np.testing.assert_array_equal(got, w)
+    np.testing.assert_array_equal(r[...], x)
+    assert r[...].sharding == sharding
+
+
+@several
+def test_an_explicit_mesh_and_derivatives(explicit):
+    def loss(c, i):
+        explicit.at[:, i].multiply(c)
+        return (explicit[:, i] ** 2).sum()
+
+    column = np.arange(48.0).reshape(16, 3)[:, 1]
+    got = refs.grad(loss)(jnp.float32(2.0), jnp.int32(1))
+    np.testing.assert_allclose(got, 2 * 2 * (column**2).sum(), rtol=1e-6)
+
+
+@several
+@ways
+@pytest.mark.parametrize(
+    "act", [lambda r: r[3], lambda r: r.at[3].set(1.0), lambda r: r.at[3].add(1.0)]
+)
+def test_an_explicit_mesh_and_an_axis_that_is_sharded(run, act, explicit):
+    text = (
+        r"an index of ref `e` \(created at .*\) at .*: as an array's, it can't name a part of an "
+        r"axis that is sharded over an explicit mesh, here as P(artitionSpec)?\('x', None\)\. "
+        r"Index the other axes, use the whole value, `ref\[\.\.\.\]`, or the parts in "
+        r"`refs\.shard_map`"
+    )
+    with pytest.raises(RefValueError, match=text):
+        run(lambda: act(explicit))
+    np.testing.assert_array_equal(explicit[...], np.arange(48.0).reshape(16, 3))
+
+
+@pytest.mark.skipif(N == 8, reason="the process with eight devices")
+def test_in_a_process_with_eight_devices():
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(
+        command,
+        env={**os.environ, **flags},
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout
