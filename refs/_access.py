@@ -338,11 +338,16 @@ def _bind(primitive: Any, ref: Any, index: Index, *value: Any) -> Any:
         raise
 
 
-# What JAX says when its own transformation meets a write to a ref from outside -> what we say.
+# What JAX says of what it doesn't do with a ref -> what we say.
 _REFUSED_BY_JAX = {
     "differentiated value on a non-differentiated": (
         "write of a differentiated value to {ref} at {site}: JAX's own derivatives don't follow it "
         "into a ref from outside. Use `refs.grad` (or `refs.vjp`, `refs.jvp`, `refs.linearize`)"
+    ),
+    "sharded ref (array reference)": (
+        "index of {ref} at {site}: of a ref that is sharded over an explicit mesh, JAX takes "
+        "slices only, and of axes that aren't sharded. Index its value, `ref[...][i]`, and write "
+        "the whole, `ref[...] = ref[...].at[i].set(x)`"
     ),
     "vmapped value on an unbatched": (
         "write of a value of each lane's own to {ref} at {site}: `jax.vmap` doesn't map what it "
