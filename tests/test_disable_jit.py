@@ -93,6 +93,24 @@ def test_compiled_calls_of_it_go_on(place):
     np.testing.assert_array_equal(r, np.full(8, 2.0))
 
 
+def test_a_callback_does_not_write_what_a_program_reads():
+    r = refs.new_ref(jnp.ones(1000))
+
+    @refs.jit
+    def later():
+        x = jax.lax.fori_loop(0, 1000, lambda _, x: x + jnp.sin(x), jnp.zeros((300, 300)))
+        return r[...] + x[0, 0]
+
+    later().block_until_ready()
+    for _ in range(3):
+        r[...] = 1.0
+        read = later()
+        with jax.disable_jit():
+            refs.io_callback(lambda memory: memory.fill(7), None, r)
+        assert read[0] == 1
+        assert r[0] == 7
+
+
 @pytest.mark.skipif(N > 1, reason="there are more devices already")
 def test_on_four_devices():
     run = subprocess.run(

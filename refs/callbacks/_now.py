@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from refs import _jax
 from refs._eager import is_ours, update_native
 from refs._together import alone, together
 from refs.callbacks._failure import Failure, raise_failure
@@ -33,9 +34,11 @@ def call_now(host: Host, refs: Sequence[Any], operands: Sequence[Any]) -> list[A
 
     def body(state: list[Any], _: Any, lists: list[Any], indices: list[Any], leave: Any) -> Any:
         calls_back = True  # noqa: F841  by which `refs._holders` knows us
-        # Programs may be reading the buffers still. One that is donated them comes after those.
+        # Programs may be reading the buffers still. One that is donated them comes after those;
+        # op by op there is none.
+        renew = jnp.copy if _jax.is_jit_disabled() else _alone
         old = map(getitem, lists, indices)
-        _ = [*map(list.__setitem__, lists, indices, map(_alone, old))]
+        _ = [*map(list.__setitem__, lists, indices, map(renew, old))]
         mine = map(getitem, lists, indices)
         roots = [
             _memory(next(mine)) if is_ours(r) else np.array(x)
