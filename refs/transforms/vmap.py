@@ -112,7 +112,7 @@ def vmap(
                 sum_match=sum_match,
             )
             state, arrays, made = batched(
-                jnp.ones(axes.size, bool), t.values(written, refs), t.values(t.read, refs), leaves
+                axes.flags, t.values(written, refs), t.values(t.read, refs), leaves
             )
             # No lane, no write: what all lanes write alike is computed all the same.
             kept = [s for s in written if axes.size or axis_of[s] is not None]
@@ -161,6 +161,15 @@ class _Axes(NamedTuple):
     of_leaves: list[int]
     ref_types: list[Any]
     leaf_types: list[Any]
+    mesh_axes: Any  # over which the lanes are sharded, by their type
+
+    @property
+    def flags(self) -> Any:
+        """One for each lane, where its operands are."""
+        flags = jnp.ones(self.size, bool)
+        if self.mesh_axes is None:
+            return flags
+        return jax.sharding.reshard(flags, jax.sharding.PartitionSpec(self.mesh_axes))
 
     @staticmethod
     def of(call: Call, axes: Sequence[int | None], axis_size: int | None) -> _Axes:
@@ -194,6 +203,15 @@ class _Axes(NamedTuple):
                 "axis_size"
             )
         [size] = sizes
+        types = (*[ref_type(r).inner_aval for r in call.refs], *leaf_types)
+        mesh_axes = next(
+            (
+                x.sharding.spec[axis]
+                for x, axis in zip(types, (*ref_axes, *of_leaves), strict=True)
+                if axis is not None and _jax.has_explicit_sharding(x)
+            ),
+            None,
+        )
         leaf_types = [
             AbstractArgument(_jax.mapped_aval(size, axis, x))
             for x, axis in zip(leaf_types, of_leaves, strict=True)
@@ -202,7 +220,7 @@ class _Axes(NamedTuple):
             ref_type(r) if axis is None else _jax.mapped_aval(size, axis, ref_type(r))
             for r, axis in zip(call.refs, ref_axes, strict=True)
         ]
-        return _Axes(size, ref_axes, of_leaves, ref_types, leaf_types)
+        return _Axes(size, ref_axes, of_leaves, ref_types, leaf_types, mesh_axes)
 
     def of_slot(self, slot: Slot, refs: Sequence[Any]) -> int | None:
         if slot.argument is None:
