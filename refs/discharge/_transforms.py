@@ -13,6 +13,7 @@ from jax import lax
 from refs import _jax
 from refs._index_syntax import Span
 from refs._indexing import Index
+from refs._nesting import nest
 from refs._places import known
 from refs.errors import MissingRuleError
 
@@ -37,13 +38,16 @@ def add(x: Any, transforms: Sequence[Any], value: Any) -> Any:
 def _update(x: Any, transforms: Sequence[Any], value: Any, method: str) -> Any:
     if not transforms:
         return value if method == "write" else jnp.add(x, value)
+    if isinstance(transforms[0], _jax.NDIndexer):
+        # Indices one after another are one, for the outer may name an element twice.
+        index, rest = _index(transforms[0]), list(transforms[1:])
+        while rest and isinstance(rest[0], _jax.NDIndexer):
+            index = nest(index, _index(rest.pop(0)), writing=True)
+        if not rest:
+            return getattr(index, method)(x, value)
+        return index.write(x, _update(index.read(x), rest, value, method))
     first, *rest = transforms
-    if isinstance(first, _jax.NDIndexer) and not rest:
-        return getattr(_index(first), method)(x, value)
-    part = _update(_read(x, first), rest, value, method)
-    return (
-        _index(first).write(x, part) if isinstance(first, _jax.NDIndexer) else _undo(x, first, part)
-    )
+    return _undo(x, first, _update(_read(x, first), rest, value, method))
 
 
 def _read(x: Any, transform: Any) -> Any:
