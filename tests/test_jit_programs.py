@@ -186,3 +186,32 @@ def test_every_kind_of_explicit_sharding(spec):
         assert held.sharding == wanted
         assert count[...] == 2
         assert refs.vmap(lambda n: n + count[...])(jnp.arange(2)).tolist() == [2, 3]
+
+
+def without_use_of_a_call(x, y):
+    def incremented(y):
+        r = refs.new_ref(y)
+        r[...] += 1
+        return refs.freeze(r)
+
+    jax.jit(incremented)(y)
+    return x
+
+
+def without_use_of_a_ref(x, y):
+    r = refs.new_ref(y)
+    r[...] += 1
+    return x
+
+
+@pytest.mark.parametrize("f", [without_use_of_a_call, without_use_of_a_ref])
+def test_what_nobody_needs_is_not_compiled(f):
+    assert "add" not in refs.jit(f).lower(1, 2).as_text()
+    seen = []
+
+    def with_a_callback(x, y):
+        refs.io_callback(lambda x: seen.append(int(x)), None, f(x, y))
+        return x
+
+    refs.jit(with_a_callback)(1, 2)
+    assert seen == [1]

@@ -6,6 +6,7 @@ from typing import Any
 
 from refs import _jax
 from refs.inplace._accumulate import accumulate
+from refs.inplace._body import Body
 from refs.inplace._branches import split_branches
 from refs.inplace._flatten import flatten, is_worth_it, map_jaxprs
 from refs.inplace._gathers import slice_small_gathers
@@ -20,9 +21,13 @@ def rewrite(jaxpr: Any, on_cpu: bool = True) -> Any:
       on_cpu: whether it is compiled for a CPU, where fences are conditionals.
 
     Returns:
-      A jaxpr of the same values, but for the order in which floats are summed into a buffer; the
-      very same one if it updates nothing, or if its types are explicitly sharded.
+      A jaxpr of the same values, but for the order in which floats are summed into a buffer. What
+      nobody needs isn't in it. It is the very same one if all of it is needed, and it updates
+      nothing or its types are explicitly sharded.
     """
+    needed = Body(jaxpr).close()  # JAX leaves the rest out of what it compiles.
+    if len(needed.eqns) < len(jaxpr.eqns):
+        jaxpr = needed
     if _is_sharded(jaxpr):
         return jaxpr
     return _rewrite(flatten(jaxpr, {}), on_cpu, {})
