@@ -263,7 +263,7 @@ def _is_only_whole(ref: Any, index: Index) -> bool:
         return False
     return not all(
         isinstance(d, Span) and (axis is None or d.covers(n))
-        for d, n, axis in zip(index.dims, index.shape, aval.sharding.spec, strict=True)
+        for d, n, axis in zip(index.dims, index.shape, aval.sharding.spec.partitions, strict=True)
     )
 
 
