@@ -344,11 +344,6 @@ _REFUSED_BY_JAX = {
         "write of a differentiated value to {ref} at {site}: JAX's own derivatives don't follow it "
         "into a ref from outside. Use `refs.grad` (or `refs.vjp`, `refs.jvp`, `refs.linearize`)"
     ),
-    "sharded ref (array reference)": (
-        "index of {ref} at {site}: of a ref that is sharded over an explicit mesh, JAX takes "
-        "slices only, and of axes that aren't sharded. Index its value, `ref[...][i]`, and write "
-        "the whole, `ref[...] = ref[...].at[i].set(x)`"
-    ),
     "vmapped value on an unbatched": (
         "write of a value of each lane's own to {ref} at {site}: `jax.vmap` doesn't map what it "
         "does to a ref from outside. Use `refs.vmap`"

@@ -309,6 +309,23 @@ def in_place_of_a_function_over_refs(r, i):
 
 
 @raises(
+    AssertionError,
+    "quotients: the derivative by ref `r` (created at FILE:N) is wrong: ",
+)
+def derivative_that_is_wrong(r, i):
+    @jax.custom_jvp
+    def square(x):
+        return x**2
+
+    square.defjvp(lambda primals, tangents: (square(*primals), tangents[0]))
+    try:
+        refs.testing.check_transforms(lambda: square(r[...]), laws="quotients")
+    except AssertionError as error:  # NumPy says the numbers.
+        said, _, _ = str(error).partition("\n")
+        raise AssertionError(said) from error
+
+
+@raises(
     errors.RefValueError,
     "assert_in_place of reading, which updates nothing: it writes no ref, and what it isn't "
     "donated can't be updated",
@@ -375,17 +392,3 @@ def export_of_a_function_over_refs(r, i):
 def shardings_of_other_arguments(r, i):
     whole = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     refs.jit(lambda r: r[0], in_shardings=(None, whole))(r)
-
-
-@raises(
-    errors.RefValueError,
-    "index of ref `local` (created at FILE:N) at FILE:N: of a ref that is sharded over an explicit "
-    "mesh, JAX takes slices only, and of axes that aren't sharded. Index its value, "
-    "`ref[...][i]`, and write the whole, `ref[...] = ref[...].at[i].set(x)`",
-)
-def integer_index_under_an_explicit_mesh(r, i):
-    mesh = jax.make_mesh((1,), ("rows",), axis_types=(jax.sharding.AxisType.Explicit,))
-    with jax.set_mesh(mesh):
-        sharding = jax.NamedSharding(mesh, jax.P("rows"))
-        local = refs.new_ref(jax.device_put(X, sharding), name="local")
-        refs.jit(lambda r: r[0])(local)
