@@ -116,8 +116,8 @@ def neutral_of(aval: Any, method: str) -> Any:
 
 def neutral(dtype: Any, method: str) -> Any:
     """The number that changes nothing when an update of `ref.at[...]` is given it."""
-    if method == "multiply":
-        return 1
+    if method in ("add", "multiply"):
+        return int(method == "multiply")
     if jnp.issubdtype(dtype, jnp.bool_):
         return method == "min"
     if jnp.issubdtype(dtype, jnp.integer):
