@@ -36,7 +36,7 @@ def call_now(host: Host, refs: Sequence[Any], operands: Sequence[Any]) -> list[A
         calls_back = True  # noqa: F841  by which `refs._holders` knows us
         # Programs may be reading the buffers still. One that is donated them comes after those;
         # op by op there is none.
-        renew = jnp.copy if _jax.is_jit_disabled() else _alone
+        renew: Any = jnp.copy if _jax.is_jit_disabled() else _alone
         old = map(getitem, lists, indices)
         _ = [*map(list.__setitem__, lists, indices, map(renew, old))]
         mine = map(getitem, lists, indices)
