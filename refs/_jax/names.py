@@ -164,9 +164,11 @@ class TypeInJit(NamedTuple):
     sharding: Any
 
 
-def type_in_jit(x: Any) -> TypeInJit:
+def type_in_jit(x: Any) -> Any:
     """The type of an argument of JAX's jit: where that says how it is sharded, all of it."""
     aval: Any = core.shaped_abstractify(x)
+    if aval.is_high:  # A type of the user's is what it is.
+        return aval
     explicit = aval.sharding if has_explicit_sharding(aval) else None
     return TypeInJit(aval.shape, aval.dtype, aval.weak_type, explicit)
 
