@@ -1,5 +1,8 @@
 """Primitives that aren't ours: bound as they are, whatever refs of their own they have."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -185,3 +188,24 @@ def test_pushed_forward():
     wanted = jax.jvp(lambda x: kernel_of_one_block(X * x), (X,), (X,))
     same(got[0], wanted[0])
     same(got[1], wanted[1])
+
+
+FIRST_KERNEL = """
+import jax, jax.numpy as jnp, refs
+from jax.experimental import pallas as pl
+
+def kernel(x_ref, out_ref):
+    out_ref[...] = x_ref[...] * 2
+
+r = refs.new_ref(jnp.arange(4.0))
+shape = jax.ShapeDtypeStruct(r.shape, r.dtype)
+call = pl.pallas_call(kernel, out_shape=shape, interpret=True)
+for _ in range(2):
+    refs.jit(lambda x: r.set(call(r[...] * x)))(2.0)
+assert r[...].tolist() == [0, 16, 32, 48]
+"""
+
+
+def test_the_first_kernel_of_a_process():
+    """JAX imports more while it is traced, and so has more settings than before."""
+    subprocess.run([sys.executable, "-c", FIRST_KERNEL], check=True)

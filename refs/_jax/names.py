@@ -154,7 +154,11 @@ def trace_context() -> Any:
 def context_in_jit() -> Any:
     """`trace_context`, without the mesh that JAX's jit itself sets when it traces."""
     meshes = (jax.sharding.AbstractMesh, jax.sharding.Mesh)
-    return [x for x in config.trace_context() if not isinstance(x, meshes)]
+    context = [x for x in config.trace_context() if not isinstance(x, meshes)]
+    # What a module adds that is imported meanwhile, Pallas' interpreter for one, comes last.
+    while context and context[-1] in (None, False):
+        context.pop()
+    return context
 
 
 class TypeInJit(NamedTuple):
