@@ -14,7 +14,6 @@ import numpy as np
 from refs._index_syntax import Span, is_array
 from refs._indexing import Index
 from refs._places import clipped, is_inside, is_static, known, located, narrow, numpy_of, within
-from refs.errors import RefIndexError
 
 
 def nest(outer: Index, inner: Index, *, writing: bool) -> Index:
@@ -47,11 +46,6 @@ class _Nesting:
         # An array on an axis that `None` has made needs a dimension to be seen in.
         loose = [a for a in self.made if not self.is_span(a) and not is_static(inner.dims[a])]
         self.loose = loose
-        if loose and not outer.shape:
-            raise RefIndexError(
-                "an integer array, or an integer that is traced, on an axis that `None` has given "
-                "to a scalar: index it with `...` or 0"
-            )
         ranked = sorted(range(len(outer.dims)), key=lambda k: k in self.axis_of_dim)
         self.bearer = ranked[0] if loose else None
         spread = None if self.bearer is None else self.axis_of_dim.get(self.bearer)

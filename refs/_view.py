@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from refs import _access, _jax
@@ -136,7 +137,11 @@ class RefView:
           how: see `How`.
         """
         bounds = _bounds(how)
-        value = _access.get(self._ref, self._index("get", bounds, writing=False))
+        index = self._index("get", bounds, writing=False)
+        if self._is_in_scalar:
+            value = index.read(_access.get(self._ref).reshape(1))
+        else:
+            value = _access.get(self._ref, index)
         if bounds.mode == "fill":
             with _access.blamed("get", self._ref):
                 if fill_value is None:
@@ -209,6 +214,8 @@ class RefView:
         if not rest and bounds == BRACKETS:
             return first
         shape = _access.check_ref(self._ref, doing).shape
+        if self._is_in_scalar:
+            first, shape = (0, *first), (1,)
         with _access.blamed(doing, self._ref):
             index = Index.parse(first, shape, bounds)
             for idx in rest:
@@ -218,9 +225,29 @@ class RefView:
                 index = nest(index, inner, writing=writing)
         return index
 
+    @property
+    def _is_in_scalar(self) -> bool:
+        """Whether arrays index an axis that `None` has given to a scalar.
+
+        No index of the scalar says that; one of a row with nothing but the scalar in it does.
+        """
+        return self._ref.ndim == 0 and len(self._path) > 1 and bool(self._arrays)
+
+    def _update_scalar(self, index: Index, method: str, operand: Any) -> None:
+        with _access.blamed(method, self._ref):
+            if method != "apply":
+                operand = fit(operand, index.result_shape, self.dtype)
+        if method == "add":  # In lanes that share the ref, no read may come before it.
+            _access.addupdate(self._ref, ..., index.add(jnp.zeros(1, self.dtype), operand)[0])
+        else:
+            row = _access.get(self._ref).reshape(1)
+            _access.set(self._ref, ..., index.update(row, method, operand)[0])
+
     def _update(self, method: str, operand: Any, how: How) -> None:
         index = self._index(method, _bounds(how), writing=True)
-        if method == "set":
+        if self._is_in_scalar:
+            self._update_scalar(index, method, operand)
+        elif method == "set":
             _access.set(self._ref, index, operand)
         elif method == "add":
             _access.addupdate(self._ref, index, operand)

@@ -10,7 +10,6 @@ from jax import lax
 
 import refs
 import refs.testing
-from refs.errors import RefIndexError
 
 
 class Traced:
@@ -302,10 +301,24 @@ def test_nested_updates_touch_only_their_part(i):
     refs.testing.assert_in_place(refs.jit(program), 5, 3.0)
 
 
-def test_what_a_view_of_a_scalar_cannot_be_indexed_with():
-    r = refs.new_ref(0.0, name="r")
-    r.at[None].at[0].add(1.0)
-    r.at[None].at[:, None].add(1.0)
-    assert float(r[...]) == 2
-    with pytest.raises(RefIndexError, match=r"ref `r` .* that `None` has given to a scalar"):
-        r.at[None].at[jnp.array([0, 0])].add(1.0)
+@pytest.mark.parametrize("run", [lambda f: f, refs.jit], ids=["eager", "refs.jit"])
+def test_arrays_in_a_view_of_a_scalar(run):
+    r = refs.new_ref(2.0, name="r")
+    i = jnp.array([0, 0, 5])
+
+    def program(i):
+        v = r.at[None]
+        v.at[0].add(1.0)
+        v.at[:, None].add(1.0)
+        v.at[i].add(jnp.array([1.0, 2.0, 9.0]))
+        v.at[None, i[0]].at[0].multiply(2.0)
+        old = v.at[i].swap(jnp.array([3.0, 4.0, 9.0]))
+        v.at[i[0]].apply(lambda x: x + 1)
+        return old, v.at[i].get(mode="fill", fill_value=-1.0)
+
+    old, new = run(program)(i)
+    np.testing.assert_array_equal(old, [14.0] * 3)
+    np.testing.assert_array_equal(new, [5.0, 5.0, -1.0])
+    assert float(r[...]) == 5.0
+    refs.vmap(lambda i: r.at[None].at[i].add(1.0))(jnp.array([0, 0, 1]))
+    assert float(r[...]) == 7.0
