@@ -24,12 +24,14 @@ from tests import (
     error_cases_numbers,
     error_cases_programs,
     error_cases_values,
+    error_cases_views,
 )
 from tests.error_case import CASES, X
 
 # The modules are imported for the cases that they register.
 MODULES = (
     error_cases_values,
+    error_cases_views,
     error_cases_life,
     error_cases_members,
     error_cases_numbers,
@@ -79,6 +81,7 @@ def outcome(name: str) -> Outcome:
 def normalised(text: str) -> str:
     """Without line numbers and folders; of what JAX says, without what one version adds."""
     text = re.sub(r"(?:[^\s`(]*/)?\w+\.py:\d+(?::\d+)?", "FILE:N", text)
+    text = text.replace("PartitionSpec(", "P(")
     text = re.sub(r"\n+(The error occurred while tracing|See https:).*", "\n", text)
     return re.sub(r"\n+The returned mutable array was .*?\n\n", "\n\n", text)
 

@@ -203,7 +203,7 @@ class _Axes(NamedTuple):
                 "axis_size"
             )
         [size] = sizes
-        types = (*[ref_type(r).inner_aval for r in call.refs], *leaf_types)
+        types: list[Any] = [*(ref_type(r).inner_aval for r in call.refs), *leaf_types]
         mesh_axes = next(
             (
                 x.sharding.spec[axis]
