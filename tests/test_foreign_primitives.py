@@ -1,5 +1,6 @@
 """Primitives that aren't ours: bound as they are, whatever refs of their own they have."""
 
+import functools
 import subprocess
 import sys
 
@@ -188,6 +189,48 @@ def test_pushed_forward():
     wanted = jax.jvp(lambda x: kernel_of_one_block(X * x), (X,), (X,))
     same(got[0], wanted[0])
     same(got[1], wanted[1])
+
+
+def solved_in_a_ref(new_ref, x):
+    def solve(_, b):
+        half = new_ref(jnp.zeros_like(b))
+        half[...] += b / 2
+        return half[...]
+
+    return lax.custom_linear_solve(lambda v: 2 * v, x, solve, transpose_solve=solve)
+
+
+def reduced_in_a_ref(new_ref, x):
+    def add(a, b):
+        sum_ = new_ref(a)
+        sum_[...] += b
+        return sum_[...]
+
+    return lax.reduce(x, np.float32(0), add, (0,))
+
+
+@pytest.mark.parametrize("new_ref", [refs.new_ref, jax.new_ref], ids=["ours", "jax's"])
+@pytest.mark.parametrize("f, wanted", [(solved_in_a_ref, X / 2), (reduced_in_a_ref, X.sum())])
+def test_a_function_of_arrays_that_makes_refs(f, wanted, new_ref):
+    """JAX can't compile these: `jax.jit` says so."""
+    run = functools.partial(f, new_ref)
+    same(refs.jit(run)(X), wanted)
+    same(refs.jit(jax.jit(run))(X), wanted)
+    same(jax.jit(refs.in_place(run))(X), wanted)
+    same(refs.jit(refs.grad(lambda x: run(x).sum()))(X), 0 * X + np.sum(wanted) / X.sum())
+    same(refs.jit(refs.vmap(run))(jnp.stack([X, 2 * X])), [wanted, 2 * wanted])
+
+    @refs.jit
+    def beside_another_ref(r, steps):
+        def step(_, x):
+            r[...] += run(x)
+            return x
+
+        return lax.cond(steps > 0, lambda: lax.fori_loop(0, steps, step, X), lambda: X)
+
+    r = refs.new_ref(jnp.zeros_like(wanted))
+    beside_another_ref(r, 3)
+    same(r[...], 3 * wanted)
 
 
 FIRST_KERNEL = """

@@ -140,12 +140,23 @@ def with_equations(jaxpr: Any, fun: Callable[[Any], Any]) -> Any:
 
 def map_jaxprs(eqn: Any, fun: Callable[[Any], Any]) -> Any:
     """The equation with `fun` of each jaxpr among its parameters."""
+    return map_closed(eqn, lambda jaxpr: with_equations(jaxpr, fun))
+
+
+def map_closed(eqn: Any, fun: Callable[[Any], Any]) -> Any:
+    """`map_jaxprs`, but with what a jaxpr is there: with its constants, if it is closed."""
 
     def mapped(value: Any) -> Any:
-        return with_equations(value, fun) if isinstance(value, Jaxpr | ClosedJaxpr) else value
+        return fun(value) if isinstance(value, Jaxpr | ClosedJaxpr) else value
+
+    def all_mapped(value: Any) -> Any:
+        if not isinstance(value, tuple | list):
+            return mapped(value)
+        make = getattr(type(value), "_make", type(value))  # of a named tuple
+        return make(map(mapped, value))
 
     new = {
-        key: type(value)(map(mapped, value)) if type(value) in (tuple, list) else mapped(value)
+        key: all_mapped(value)
         for key, value in eqn.params.items()
         if any(True for _ in jaxprs_in({key: value}))
     }

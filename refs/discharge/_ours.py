@@ -2,6 +2,8 @@
 
 It is among the operands, or closed over in a jaxpr that the equation runs. Any other equation is
 bound as it is, whatever refs of its own there are inside: those of a Pallas kernel, for instance.
+But what a function of arrays does with refs that it makes is discharged inside: JAX lowers few
+functions that do.
 """
 
 from __future__ import annotations
@@ -9,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
+
 from refs import _effects, _jax
 from refs._access import describe
+from refs._tracing import AbstractArgument
 from refs.discharge._cells import Cell
 from refs.discharge._registry import Rule, rule_for
 from refs.errors import MissingRuleError
@@ -27,7 +32,7 @@ def rule_of(eqn: Any, args: Sequence[Any], is_ours: bool) -> Rule | None:
         return rule if is_ours or _involves_refs(eqn, args) else None
     described = next(_taken(eqn, args), None)
     if described is None:
-        return None
+        return _discharge_inside if any(map(_makes_refs, _jax.jaxprs_in(eqn.params))) else None
     raise MissingRuleError(
         f"primitive `{eqn.primitive}` at {_jax.user_line(eqn)} takes {described}, and no "
         "discharge rule is registered for it: read the ref before (`ref[...]`) and write "
@@ -48,3 +53,23 @@ def _taken(eqn: Any, args: Sequence[Any]) -> Iterator[str]:
     yield from (a.describe() for a in args if isinstance(a, Cell))
     for closed in _jax.jaxprs_in(eqn.params):
         yield from map(describe, _effects.closed_over(closed))
+
+
+def _makes_refs(closed: Any) -> bool:
+    """True of a function of arrays that makes refs: a kernel is one of refs."""
+    return _effects.uses_refs(closed) and not any(
+        _jax.is_ref_type(v.aval) for v in closed.jaxpr.invars
+    )
+
+
+def _discharge_inside(ctx: Any, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    """The equation as it is, but for what its jaxprs do with refs of their own."""
+
+    def pure(jaxpr: Any) -> Any:
+        closed = _jax.as_closed(jaxpr)
+        if closed is not jaxpr or not _makes_refs(closed):
+            return jaxpr
+        arguments = map(AbstractArgument, closed.in_avals)
+        return jax.make_jaxpr(lambda *xs: type(ctx)().eval(closed, xs))(*arguments)
+
+    return _jax.bind_eqn(_jax.map_closed(eqn, pure), args)
