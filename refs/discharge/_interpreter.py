@@ -287,9 +287,8 @@ class Inside:
         sums: Sequence[Any] | None,
         is_silent: bool,
     ):
-        self._is_silent = is_silent
         inner_sums = scope.sums if sums is None else sums
-        self._sum_of = {id(r): s for r, s in zip(scope.sums, inner_sums, strict=True)}
+        sum_of = {id(r): s for r, s in zip(scope.sums, inner_sums, strict=True)}
         only_read = "which the primal function only reads: a custom rule may not write it either"
 
         def inner(outer: Cell, value: Any, sealed: str | None = None) -> Cell:
@@ -302,7 +301,7 @@ class Inside:
         values = constants[: len(scope.read)]
         read = [inner(c, v, only_read) for c, v in zip(scope.read, values, strict=True)]
         idle = [inner(c, None) for c in scope._idle]
-        self._inner_of = {
+        inner_of = {
             id(outer): inner
             for outers, inners in (
                 (scope.written, self._written),
@@ -311,34 +310,20 @@ class Inside:
             )
             for outer, inner in zip(outers, inners, strict=True)
         }
-        self.ctx = Context(ctx, scope.bindings, self.find)
+        counterparts = _Counterparts(inner_of, sum_of, is_silent)
+        self.cell = counterparts.cell
+        self.ctx = Context(ctx, scope.bindings, counterparts.find)
         if ctx.lanes is not None:
             self.ctx.lanes = ctx.lanes.inside(constants[len(scope.read) :])
         self.ctx.cells = {
             ref: self.cell(cell)
             for ref, cell in ctx.cells.items()
-            if isinstance(cell, Sum) or id(cell) in self._inner_of
+            if isinstance(cell, Sum) or id(cell) in inner_of
         }
 
     @property
     def state(self) -> list[Any]:
         return [c.read() for c in self._written]
-
-    def cell(self, outer: Cell) -> Cell:
-        """The cell, inside, of an outer cell."""
-        if isinstance(outer, Sum):
-            ref = self._sum_of.get(id(outer.ref), outer.ref)
-            return outer.of(outer.ref if ref is None else ref, self._is_silent or ref is None)
-        if isinstance(outer, Row) and id(outer) not in self._inner_of:
-            return Row(self.cell(outer.whole), outer.index)
-        return self._inner_of[id(outer)]
-
-    def find(self, outer: Cell) -> Cell | None:
-        """`cell`, or None if the scope doesn't have it."""
-        try:
-            return self.cell(outer)
-        except KeyError:
-            return None
 
     def run(self, closed: Any, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Runs a jaxpr on inner arrays and outer cells: (outputs, new state)."""
@@ -349,6 +334,30 @@ class Inside:
     def args(self, args: Sequence[Any]) -> list[Any]:
         """Arguments with outer cells replaced by those inside."""
         return [self.cell(a) if isinstance(a, Cell) else a for a in args]
+
+
+class _Counterparts(NamedTuple):
+    """The cells of a body. Its context holds them, not the body: a cycle would keep refs."""
+
+    inner_of: dict[int, Cell]
+    sum_of: dict[int, Any]
+    is_silent: bool
+
+    def cell(self, outer: Cell) -> Cell:
+        """The cell, inside, of an outer cell."""
+        if isinstance(outer, Sum):
+            ref = self.sum_of.get(id(outer.ref), outer.ref)
+            return outer.of(outer.ref if ref is None else ref, self.is_silent or ref is None)
+        if isinstance(outer, Row) and id(outer) not in self.inner_of:
+            return Row(self.cell(outer.whole), outer.index)
+        return self.inner_of[id(outer)]
+
+    def find(self, outer: Cell) -> Cell | None:
+        """`cell`, or None if the scope doesn't have it."""
+        try:
+            return self.cell(outer)
+        except KeyError:
+            return None
 
 
 def _check_no_ref_returned(out: Sequence[Any]) -> None:

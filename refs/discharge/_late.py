@@ -76,36 +76,42 @@ def late(eqn: Any, bindings: Bindings, known: dict[Any, Any], runs_once: bool) -
     `runs_once` says that the equation does: then a rule may touch refs that nothing else touches,
     as JAX lets it. It does so itself.
     """
+    return _Late(bindings, known).equation(eqn, runs_once)
 
-    def rewritten(eqn: Any, runs_once: bool = False) -> Any:
+
+class _Late(NamedTuple):
+    # No functions that call each other: they would be a cycle, and keep refs until a collection.
+    bindings: Bindings
+    known: dict[Any, Any]
+
+    def equation(self, eqn: Any, runs_once: bool = False) -> Any:
         if not _jax.has_rules(eqn):
             # Of a primitive that isn't JAX's own, who knows what else depends on its jaxprs.
-            return eqn if rule_for(eqn.primitive) is None else _jax.map_jaxprs(eqn, inside)
+            return eqn if rule_for(eqn.primitive) is None else _jax.map_jaxprs(eqn, self.jaxpr)
         where = _jax.user_line(eqn)
 
         def backward(rule: Callable[..., Any], given: Sequence[Any]) -> Any:
             def run(traced: Any, arrays: Sequence[Any]) -> list[Any]:
-                consts = [found_later(c, bindings, where) for c in traced.consts]
-                return _jax.eval_jaxpr(_jax.with_equations(traced, inside), consts, arrays)
+                consts = [found_later(c, self.bindings, where) for c in traced.consts]
+                return _jax.eval_jaxpr(_jax.with_equations(traced, self.jaxpr), consts, arrays)
 
             return apply_backward(rule, given, run)
 
         def forward(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, list[Any]]:
-            found = [bindings.find(c) for c in consts]
+            found = [self.bindings.find(c) for c in consts]
             for x in found:
                 if isinstance(x, Cell) or (isinstance(x, _jax.NativeRef) and not runs_once):
                     raise untouched(x.describe() if isinstance(x, Cell) else describe(x))
-            return inside(jaxpr), found
+            return self.jaxpr(jaxpr), found
 
         return _jax.with_rules(eqn, forward, backward)
 
-    def inside(jaxpr: Any) -> Any:
-        key = (jaxpr, *map(id, bindings.envs))
-        if key not in known and has_custom_rules(jaxpr):
-            known[key] = bindings, jaxpr.replace(eqns=[rewritten(e) for e in jaxpr.eqns])
-        return known[key][1] if key in known else jaxpr
-
-    return rewritten(eqn, runs_once)
+    def jaxpr(self, jaxpr: Any) -> Any:
+        key = (jaxpr, *map(id, self.bindings.envs))
+        if key not in self.known and has_custom_rules(jaxpr):
+            new = jaxpr.replace(eqns=[self.equation(e) for e in jaxpr.eqns])
+            self.known[key] = self.bindings, new
+        return self.known[key][1] if key in self.known else jaxpr
 
 
 def has_custom_vjp(jaxpr: Any) -> bool:

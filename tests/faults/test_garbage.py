@@ -98,6 +98,14 @@ def passing(step, how):
     return lambda r: how(step, r)
 
 
+def summed(r):
+    def body(k, total):
+        r.at[k].add(1.0)
+        return total + r[k]
+
+    return jax.lax.fori_loop(0, 3, body, 0.0)
+
+
 def programs():
     return {
         "reads": refs.jit(lambda r: jnp.sum(r[...])),
@@ -116,6 +124,10 @@ def programs():
         "jax.jit": jax.jit(lambda r: r.__setitem__(0, 1)),
         "vmap": refs.vmap(lambda r: r[...] + 1),
         "grad": refs.grad(lambda r: jnp.sum(r[...])),
+        "grad, jax.jit": refs.grad(jax.jit(lambda r: r[0] * 2)),
+        "grad, loop": refs.grad(summed),
+        "grad, branch": refs.grad(lambda r: jax.lax.cond(r[0] > 0, lambda: r[0] * 2, lambda: r[1])),
+        "jvp": lambda r: refs.jvp(summed, (r,), (np.ones(r.shape, r.dtype),)),
     }
 
 
