@@ -43,11 +43,13 @@ from jax._src.state.discharge import run_state_p as run_state_p
 from jax._src.state.indexing import NDIndexer as NDIndexer
 from jax._src.state.types import AbstractRef as AbstractRef
 from jax._src.state.types import AccumEffect as AccumEffect
+from jax._src.state.types import BitcastTransform as BitcastTransform
 from jax._src.state.types import ReadEffect as ReadEffect
 from jax._src.state.types import RefEffect as RefEffect
 from jax._src.state.types import ReshapeTransform as ReshapeTransform
 from jax._src.state.types import TransposeTransform as TransposeTransform
 from jax._src.state.types import WriteEffect as WriteEffect
+from jax._src.state.utils import bitcast as bitcast
 
 # ---------------------------------------------------------------------------------------------
 # Primitives

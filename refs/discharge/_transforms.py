@@ -57,6 +57,8 @@ def _read(x: Any, transform: Any) -> Any:
         return lax.reshape(x, transform.shape)
     if isinstance(transform, _jax.TransposeTransform):
         return lax.transpose(x, transform.permutation)
+    if isinstance(transform, _jax.BitcastTransform):
+        return _jax.bitcast(x, transform.dtype)
     raise MissingRuleError(
         f"a ref is seen through a {type(transform).__name__}, which can't be discharged: read the "
         "ref, `ref[...]`, and transform the value"
@@ -67,6 +69,8 @@ def _undo(x: Any, transform: Any, part: Any) -> Any:
     """The whole, from the part that `_read` made of it."""
     if isinstance(transform, _jax.ReshapeTransform):
         return lax.reshape(part, x.shape)
+    if isinstance(transform, _jax.BitcastTransform):
+        return _jax.bitcast(part, x.dtype)
     return lax.transpose(part, tuple(int(k) for k in np.argsort(transform.permutation)))
 
 
