@@ -137,9 +137,10 @@ def swap(ref: Any, idx: Any, value: Any) -> jax.Array:
     index, value = _located(ref, idx, value, "swap")
     with blamed("swap", ref):
         index.check_read()
-    if _jax.at_top_level():
+    if not _jax.at_top_level():
+        return index.finish(_bind_swap(ref, index, value))
+    with _sharded(ref, index):
         return _eager.swap(ref, index, value)
-    return index.finish(_bind_swap(ref, index, value))
 
 
 def addupdate(ref: Any, idx: Any, x: Any) -> None:
@@ -161,7 +162,7 @@ def addupdate(ref: Any, idx: Any, x: Any) -> None:
     if not _jax.at_top_level():
         _bind_write(_jax.addupdate_p, ref, index, x)
         return
-    with _sharded(ref):
+    with _sharded(ref, index):
         _eager.update(ref, index, "add", x)
 
 
@@ -209,14 +210,16 @@ def update(ref: Any, idx: Any, method: str, operand: Any) -> None:
         if method != "apply":
             operand = fit(operand, index.result_shape, aval.dtype)
             if _jax.at_top_level():
-                _eager.update(ref, index, method, operand)
+                with _sharded(ref, index):
+                    _eager.update(ref, index, method, operand)
                 return
         # A user's function may read refs, this one too: it runs between a read and a write.
         # Elements named twice are updated twice, which needs all that they are among.
         part, rest = index, Index.parse(..., index.result_shape)
         if index.has_arrays:
             part, rest = _halves(index)
-        new = rest.update(_read(ref, part), method, operand)
+        with _sharded(ref, index):
+            new = rest.update(_read(ref, part), method, operand)
     _write(ref, part, new)
 
 
@@ -237,7 +240,7 @@ def _halves(index: Index) -> tuple[Index, Index]:
 def _read(ref: Any, index: Index) -> Any:
     if not _jax.at_top_level():
         return index.finish(_bind_get(ref, index))
-    with _sharded(ref):
+    with _sharded(ref, index):
         return _eager.read(ref, index)
 
 
@@ -245,13 +248,13 @@ def _write(ref: Any, index: Index, value: Any) -> None:
     if not _jax.at_top_level():
         _bind_swap(ref, index, value)
         return
-    with _sharded(ref):
+    with _sharded(ref, index):
         _eager.update(ref, index, "set", value)
 
 
 def _bind_get(ref: Any, index: Index) -> Any:
     if _is_only_whole(ref, index):
-        with _sharded(ref):
+        with _sharded(ref, index):
             return _plain(index).read(_bind_whole(_jax.get_p, ref))
     return _bind(_jax.get_p, ref, index)
 
@@ -278,8 +281,8 @@ def _bind_whole(primitive: Any, ref: Any, *value: Any) -> Any:
 class _sharded:
     """Explains JAX's errors about an index of a ref that is sharded over an explicit mesh."""
 
-    def __init__(self, ref: Any):
-        self.ref = ref
+    def __init__(self, ref: Any, index: Index):
+        self.ref, self.index = ref, index
 
     def __enter__(self) -> None:
         pass
@@ -288,12 +291,13 @@ class _sharded:
         if error is None or isinstance(error, RefError) or "shard" not in str(error).lower():
             return
         aval = _jax.typeof(self.ref).inner_aval
-        if _jax.has_explicit_sharding(aval):
-            raise RefValueError(
+        if _jax.has_explicit_sharding(aval) and not self.index.is_whole:
+            raise _blamed(
+                RefValueError(),
                 f"an index of {describe(self.ref)} at {user_site()}: as an array's, it can't name "
                 f"a part of an axis that is sharded over an explicit mesh, here as "
                 f"{aval.sharding.spec}. Index the other axes, use the whole value, `ref[...]`, or "
-                "the parts in `refs.shard_map`"
+                "the parts in `refs.shard_map`",
             ) from error
 
 
@@ -316,8 +320,10 @@ def _bind_write(primitive: Any, ref: Any, index: Index, value: Any) -> Any:
             f"(`jax.lax.psum(value, {axes})`), or pass the ref with a spec that names the axis; if "
             f"it is made here, make it of a value that varies (`jax.lax.pcast`)"
         )
-    if _is_only_whole(ref, index):
-        with _sharded(ref):
+    # There JAX's `addupdate` wants the very sharding that the ref has; an addition finds it.
+    is_added = primitive is _jax.addupdate_p and any(map(_jax.is_on_explicit_mesh, (ref, value)))
+    if is_added or _is_only_whole(ref, index):
+        with _sharded(ref, index):
             whole, plain = _bind_whole(_jax.get_p, ref), _plain(index)
             if primitive is _jax.addupdate_p:
                 return _bind_whole(_jax.swap_p, ref, plain.add(whole, value))

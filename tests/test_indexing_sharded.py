@@ -114,12 +114,94 @@ def test_an_explicit_mesh_and_derivatives(explicit):
     np.testing.assert_allclose(got, 2 * 2 * (column**2).sum(), rtol=1e-6)
 
 
+def op_by_op(program, *args):
+    with jax.disable_jit():
+        return program(*args)
+
+
+WHOLE = {
+    "a scalar": lambda x: 2.0,
+    "a row": lambda x: np.arange(3, dtype=np.float32),
+    "NumPy's": lambda x: np.ones(x.shape, np.float32),
+    "itself": lambda x: x,
+}
+
+
+@several
+@pytest.mark.parametrize("run", [eagerly, compiled, op_by_op])
+@pytest.mark.parametrize("value", WHOLE.values(), ids=WHOLE)
+@pytest.mark.parametrize("spec", [P("x"), P(None, None)], ids=["sharded", "replicated"])
+def test_an_explicit_mesh_and_updates_of_the_whole(run, value, spec, explicit):
+    x = np.arange(48.0, dtype=np.float32).reshape(16, 3)
+    r = refs.new_ref(jax.device_put(x, NamedSharding(explicit[...].sharding.mesh, spec)))
+    sharding = r[...].sharding
+
+    def program():
+        refs.addupdate(r, ..., value(r[...]))
+        r.at[:].add(value(r[...]))
+        r.at[:, 1:].add(1.0)
+        r.at[...].multiply(2.0)
+        r.at[...].subtract(value(r[...]))
+        r[...] += value(r[...])
+        r.at[...].max(5.0)
+
+    run(program)
+    for _ in range(2):
+        x += value(x)
+    x[:, 1:] += 1
+    x *= 2
+    x -= value(x)
+    x += value(x)
+    np.testing.assert_array_equal(r[...], np.maximum(x, 5))
+    assert r[...].sharding == sharding
+
+
+@several
+@pytest.mark.parametrize("run", [eagerly, compiled, op_by_op])
+def test_an_explicit_mesh_and_a_replicated_ref(run, explicit):
+    x = np.arange(48.0, dtype=np.float32).reshape(16, 3)
+    mesh = explicit[...].sharding.mesh
+    r = refs.new_ref(jax.device_put(x, NamedSharding(mesh, P(None, None))))
+
+    def program(i):
+        r.at[i].add(1.0)
+        r.at[1:3].add(np.ones((2, 3), np.float32))
+
+    run(program, jnp.array([1, 1]))
+    np.add.at(x, [1, 1], 1.0)
+    x[1:3] += 1
+    np.testing.assert_array_equal(r[...], x)
+
+
 @several
 @ways
-@pytest.mark.parametrize(
-    "act", [lambda r: r[3], lambda r: r.at[3].set(1.0), lambda r: r.at[3].add(1.0)]
-)
-def test_an_explicit_mesh_and_an_axis_that_is_sharded(run, act, explicit):
+@pytest.mark.parametrize("n", [8, 1])
+def test_an_explicit_mesh_of_any_size_and_an_update_of_the_whole(run, n):
+    mesh = jax.make_mesh((n,), ("x",), (AxisType.Explicit,), devices=jax.devices()[:n])
+    with jax.set_mesh(mesh):
+        r = refs.new_ref(jax.device_put(np.zeros(8, np.float32), NamedSharding(mesh, P("x"))))
+        run(lambda: refs.addupdate(r, ..., 1.0))
+        assert r[...].tolist() == [1] * 8
+
+
+PARTS = {
+    "read": lambda r, i: r[i],
+    "set": lambda r, i: r.at[i].set(1.0),
+    "add": lambda r, i: r.at[i].add(1.0),
+    "swap": lambda r, i: refs.swap(r, i, 1.0),
+    "multiply": lambda r, i: r.at[i].multiply(2.0),
+    "min": lambda r, i: r.at[i].min(2.0),
+    "max": lambda r, i: r.at[i].max(2.0),
+    "power": lambda r, i: r.at[i].power(2.0),
+    "apply": lambda r, i: r.at[i].apply(jnp.sin),
+}
+
+
+@several
+@ways
+@pytest.mark.parametrize("i", [3, np.array([1, 1])], ids=["integer", "array"])
+@pytest.mark.parametrize("act", PARTS.values(), ids=PARTS)
+def test_an_explicit_mesh_and_an_axis_that_is_sharded(run, act, i, explicit):
     text = (
         r"an index of ref `e` \(created at .*\) at .*: as an array's, it can't name a part of an "
         r"axis that is sharded over an explicit mesh, here as P(artitionSpec)?\('x', None\)\. "
@@ -127,7 +209,7 @@ def test_an_explicit_mesh_and_an_axis_that_is_sharded(run, act, explicit):
         r"`refs\.shard_map`"
     )
     with pytest.raises(RefValueError, match=text):
-        run(lambda: act(explicit))
+        run(lambda: act(explicit, i))
     np.testing.assert_array_equal(explicit[...], np.arange(48.0).reshape(16, 3))
 
 

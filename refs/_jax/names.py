@@ -273,6 +273,13 @@ def has_explicit_sharding(aval: Any) -> bool:
     return any(axes is not None for axes in parts)
 
 
+def is_on_explicit_mesh(x: Any) -> bool:
+    """Whether the type of an array, or of a ref's contents, names a mesh with explicit axes."""
+    aval = typeof(x)
+    sharding = getattr(getattr(aval, "inner_aval", aval), "sharding", None)
+    return sharding is not None and jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
+
+
 def is_ref_type(aval: Any) -> bool:
     return isinstance(aval, AbstractRef)
 
