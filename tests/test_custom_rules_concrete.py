@@ -167,3 +167,58 @@ def test_a_rule_that_closes_over_an_array(jit, kind, within):
         return loss(x, k) * n[...]
 
     same(jit(refs.grad(with_a_ref))(1.5, 2.0), 2 * want)
+
+
+def _sine():
+    @jax.custom_vjp
+    def f(x):
+        return jnp.sin(x)
+
+    f.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x),))
+    return f
+
+
+@pytest.mark.parametrize("f", [jax.nn.relu, _sine()], ids=["jvp", "vjp"])
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: jax.jit(jax.jit(f))], ids=["jit", "nested"])
+def test_a_jitted_function_with_rules_is_not_compiled_again(jit, f):
+    compilations = []
+
+    def count(event, *_, **__):
+        compilations.extend([event] * ("backend_compile" in event))
+
+    inner, r = jit(lambda x: 3 * f(x)), refs.new_ref(jnp.array([1.0, 2.0]))
+    gradient = refs.grad(lambda r: jnp.sum(inner(r[...])))
+    wanted = jax.grad(lambda x: jnp.sum(3 * f(x)))(r[...])
+    for _ in range(3):
+        same(gradient(r), wanted)
+    jax.monitoring.register_event_duration_secs_listener(count)
+    for _ in range(3):
+        same(gradient(r), wanted)
+    jax.monitoring.unregister_event_duration_listener(count)
+    assert not compilations
+
+
+@both
+def test_a_jitted_function_with_a_rule_that_writes_a_ref_goes_on_to(jit):
+    log, r = refs.new_ref(jnp.zeros(2)), refs.new_ref(jnp.array(2.0))
+
+    @jax.custom_vjp
+    def f(x):
+        return x * x
+
+    def backward(x, g):
+        log.at[0].add(1)
+        log.at[1].set(g)
+        return (2 * x * g,)
+
+    f.defvjp(lambda x: (x * x, x), backward)
+    inner = jax.jit(lambda x: 3 * f(x))
+
+    def step(r):
+        log.at[0].add(10)
+        return refs.grad(lambda r: inner(r[...]))(r)
+
+    step = jit(step)
+    for k in range(1, 5):
+        same(step(r), 12)
+        same(log[...], [11 * k, 3])

@@ -7,6 +7,7 @@ what the variables stand for where it stands. Otherwise it goes to JAX as it is.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -84,7 +85,12 @@ class _Late(NamedTuple):
     bindings: Bindings
     known: dict[Any, Any]
 
-    def equation(self, eqn: Any, runs_once: bool = False) -> Any:
+    def equation(
+        self,
+        eqn: Any,
+        runs_once: bool = False,
+        found_closed: Callable[[_Rule], None] = lambda rule: None,
+    ) -> Any:
         if not _jax.has_rules(eqn):
             # Of a primitive that isn't JAX's own, who knows what else depends on its jaxprs.
             return eqn if rule_for(eqn.primitive) is None else _jax.map_jaxprs(eqn, self.jaxpr)
@@ -92,12 +98,16 @@ class _Late(NamedTuple):
 
         def backward(rule: Callable[..., Any], given: Sequence[Any]) -> Any:
             def run(traced: Any, arrays: Sequence[Any]) -> list[Any]:
+                if _are_arrays(traced.consts):
+                    found_closed(_Rule.BACKWARD)
                 consts = [found_later(c, self.bindings, where) for c in traced.consts]
                 return _jax.eval_jaxpr(_jax.with_equations(traced, self.jaxpr), consts, arrays)
 
             return apply_backward(rule, given, run)
 
         def forward(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, list[Any]]:
+            if _are_arrays(consts):
+                found_closed(_Rule.FORWARD)
             found = [self.bindings.find(c) for c in consts]
             for x in found:
                 if isinstance(x, Cell) or (isinstance(x, _jax.NativeRef) and not runs_once):
@@ -108,10 +118,44 @@ class _Late(NamedTuple):
 
     def jaxpr(self, jaxpr: Any) -> Any:
         key = (jaxpr, *map(id, self.bindings.envs))
-        if key not in self.known and has_custom_rules(jaxpr):
-            new = jaxpr.replace(eqns=[self.equation(e) for e in jaxpr.eqns])
-            self.known[key] = self.bindings, new
+        if key not in self.known and _is_open(jaxpr):
+            known = _closed.setdefault(jaxpr, {})
+            closed = [known.setdefault(k, set()) for k in range(len(jaxpr.eqns))]
+            eqns = [
+                self.equation(e, found_closed=found.add)
+                for e, found in zip(jaxpr.eqns, closed, strict=True)
+            ]
+            self.known[key] = self.bindings, jaxpr.replace(eqns=eqns)
         return self.known[key][1] if key in self.known else jaxpr
+
+
+class _Rule(enum.Enum):
+    FORWARD = enum.auto()
+    BACKWARD = enum.auto()
+
+
+def _are_arrays(consts: Sequence[Any]) -> bool:
+    return not any(isinstance(c, _jax.Tracer | _jax.NativeRef) for c in consts)
+
+
+def _is_open(jaxpr: Any) -> bool:
+    """Whether rules in a jaxpr may close over what only bindings tell.
+
+    JAX compiles a jaxpr anew for each rule that is new. So once its rules are known to close over
+    nothing but arrays, it goes to JAX as it is.
+    """
+    closed = _closed.get(jaxpr, {})
+    return has_custom_rules(jaxpr) and any(
+        _Rule.FORWARD not in closed.get(k, ())
+        or (_jax.is_custom_vjp(eqn) and _Rule.BACKWARD not in closed[k])
+        if _jax.has_rules(eqn)
+        else any(_is_open(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
+        for k, eqn in enumerate(jaxpr.eqns)
+    )
+
+
+# Of a jaxpr's equations: which rules close over nothing that isn't an array, as far as is known.
+_closed: WeakKeyDictionary[Any, dict[int, set[_Rule]]] = WeakKeyDictionary()
 
 
 def has_custom_vjp(jaxpr: Any) -> bool:
