@@ -55,7 +55,7 @@ def mode_that_there_is_not(r, i):
 @raises(
     errors.RefValueError,
     "an index of ref `e` (created at FILE:N) at FILE:N: as an array's, it can't name a part of an "
-    "axis that is sharded over an explicit mesh, here as P('x'). Index the other axes, use the "
+    "axis that is sharded over an explicit mesh, here as P('x',). Index the other axes, use the "
     "whole value, `ref[...]`, or the parts in `refs.shard_map`",
 )
 def part_of_an_axis_that_is_sharded_explicitly(r, i):
