@@ -168,6 +168,33 @@ def trace(
     return Trace(jaxpr, out_tree, tuple(markers))
 
 
+def as_known(result: Any) -> Any:
+    """A result of a traced function in which what isn't traced stays what it is.
+
+    It becomes part of the structure, and is no output of the trace: it needn't be an array.
+    """
+    return jax.tree.map(
+        lambda x: x if isinstance(x, _jax.Tracer) or is_ref(x) else _Known(x), result
+    )
+
+
+@jax.tree_util.register_pytree_node_class
+class _Known:
+    """A node without children, which is made of nothing again as the value that it holds."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def tree_flatten(self) -> tuple[tuple[()], _Known]:
+        return (), self
+
+    @classmethod
+    def tree_unflatten(cls, known: _Known, _: Any) -> Any:
+        return known.value
+
+
 def strip_refs(
     result: Sequence[Any], arguments: Sequence[Any]
 ) -> tuple[list[Any], list[Any], list[Any]]:

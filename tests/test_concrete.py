@@ -133,3 +133,46 @@ def test_a_loop_over_what_is_shared_takes_it_as_an_operand(monkeypatch):
     same(refs.vmap(lambda x: lane(x, table))(X), X + 3)
     same(refs.grad(lane)(2.0, table), 1)
     assert given.count(table.shape) == 3
+
+
+AUX = {
+    "grad": lambda module, f: module.grad(f, has_aux=True)(2.0)[1],
+    "value_and_grad": lambda module, f: module.value_and_grad(f, has_aux=True)(2.0)[0][1],
+    "vjp": lambda module, f: module.vjp(f, 2.0, has_aux=True)[2],
+    "jvp": lambda module, f: module.jvp(f, (2.0,), (1.0,), has_aux=True)[2],
+    "linearize": lambda module, f: module.linearize(f, 2.0, has_aux=True)[2],
+    "jacrev": lambda module, f: module.jacrev(f, has_aux=True)(2.0)[1],
+    "grad of grad": lambda module, f: module.grad(module.grad(f, has_aux=True), has_aux=True)(2.0)[
+        1
+    ],
+}
+
+
+@pytest.mark.parametrize("way", AUX)
+def test_auxiliary_data_need_not_be_arrays(way):
+    marker = object()
+    r = refs.new_ref(0.0, name="r")
+
+    def f(module, x):
+        if module is refs:
+            r[...] += 1
+        known = {"text": "a", "object": marker, "number": 3, "array": np.ones(2), "none": None}
+        return x * 2, {**known, "function": len, "traced": x * 3}
+
+    expected = AUX[way](jax, lambda x: f(jax, x))
+    got = AUX[way](refs, lambda x: f(refs, x))
+    assert r[...] == 1
+    assert got.keys() == expected.keys()
+    assert [type(x) for x in got.values()] == [type(x) for x in expected.values()]
+    assert (got["object"], got["function"], got["number"]) == (marker, len, 3)
+    same(got["traced"], expected["traced"])
+    assert AUX[way](refs, lambda x: (x, r))[...] == 1  # a ref is no such thing
+
+
+def test_auxiliary_data_inside_of_jit():
+    def loss(x):
+        gradient, name = refs.grad(lambda x: (x**2, "square"), has_aux=True)(x)
+        return {"square": gradient}[name]
+
+    assert refs.jit(loss)(3.0) == jax.jit(loss)(3.0) == 6.0
+    same(refs.vmap(loss)(X), 2 * X)

@@ -124,3 +124,18 @@ def test_on_four_devices():
     )
     assert run.returncode == 0, run.stdout[-4000:]
     assert "1 skipped" in run.stdout
+
+
+def test_a_scan_over_rows_of_a_ref():
+    table = refs.new_ref(jnp.arange(6.0).reshape(3, 2))
+
+    def step(total, row):
+        row[...] *= 2
+        return total + row[0], None
+
+    for around in (lambda f: f, refs.jit):
+        before = np.array(table)
+        with jax.disable_jit():
+            total, _ = around(lambda: refs.scan(step, 0.0, table))()
+        assert total == 2 * before[:, 0].sum()
+        np.testing.assert_array_equal(table, 2 * before)

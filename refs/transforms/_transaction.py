@@ -27,6 +27,7 @@ from refs._tracing import (
     NewRef,
     Trace,
     adopt,
+    as_known,
     lookups,
     neutral_like,
     other_names,
@@ -265,7 +266,11 @@ def run(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> 
     Whatever is raised, while it is traced or while it runs, no ref has changed.
     """
     # Closed over, not arguments: so a ref that `fun` closes over besides is seen to be the same.
-    t = Transaction.of(lambda arrays: fun(refs, arrays), [], arrays, lambda _, x: ((x,), {}))
+
+    def known(arrays: Sequence[Any]) -> Any:
+        return as_known(fun(refs, arrays))
+
+    t = Transaction.of(known, [], arrays, lambda _, x: ((x,), {}))
     # XLA compiles loops in any case; on their own they wouldn't be in place.
     is_compiled = _has_loops(t.traced.jaxpr)
     call = jax.jit(in_place(t.run), donate_argnums=0) if is_compiled else t.run

@@ -85,7 +85,10 @@ def scan(
             _jax.name_arguments(f, (carry, x), {}, jax.tree.leaves((carry, rows)))
             return f(carry, x)
 
-        return lax.scan(step, first, (refs, leaves), length, reverse, unroll, _split_transpose)
+        # Under `jax.disable_jit` it is a loop in Python, which can't take a row of a ref.
+        is_disabled = _jax.is_jit_disabled() and not refs
+        with jax.disable_jit(is_disabled):
+            return lax.scan(step, first, (refs, leaves), length, reverse, unroll, _split_transpose)
 
     return _run(inside, call.refs, [start.leaves, call.leaves])
 
