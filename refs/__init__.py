@@ -12,7 +12,6 @@ from refs._ref import empty_ref as empty_ref
 from refs._ref import free_ref as free_ref
 from refs._ref import freeze as freeze
 from refs._ref import new_ref as new_ref
-from refs._tracing import make_jaxpr as make_jaxpr
 from refs._view import RefView as RefView
 from refs.callbacks.callback import io_callback as io_callback
 from refs.callbacks.callback import pure_callback as pure_callback
@@ -35,6 +34,7 @@ from refs.transforms.loops import map as map
 from refs.transforms.loops import scan as scan
 from refs.transforms.loops import switch as switch
 from refs.transforms.loops import while_loop as while_loop
+from refs.transforms.make_jaxpr import make_jaxpr as make_jaxpr
 from refs.transforms.shard_map import shard_map as shard_map
 from refs.transforms.vjp import Pullback as Pullback
 from refs.transforms.vjp import vjp as vjp

@@ -193,6 +193,8 @@ def _bound_integer(entry: Any, axis: int, n: int, bounds: Bounds) -> Any:
 
 
 def _bound_slice(entry: slice, n: int) -> Any:
+    if entry == slice(None):  # also of an axis whose size is a symbol
+        return Span(0, n)
     try:
         start, stop, step = entry.indices(n)
     except (TypeError, jax.errors.TracerIntegerConversionError):

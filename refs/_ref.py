@@ -200,7 +200,8 @@ for _name, _operator in (_members.OPERATORS | _members.CONVERSIONS).items():
 
 
 def _unpickled(value: np.ndarray, name: str | None) -> Ref:
-    return new_ref(value, name=name)
+    with jax.enable_x64(True):  # Whatever it was, it stays.
+        return new_ref(value, name=name)
 
 
 _jax.register_handle(Ref, lambda handles: [_jax.wrap_keys(h._buffer(), h._dtype) for h in handles])

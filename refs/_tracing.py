@@ -277,37 +277,6 @@ _ADVICE: dict[str, tuple[type[Exception], str]] = {
 }
 
 
-def make_jaxpr(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function that returns the effectful jaxpr of `fun`, like `jax.make_jaxpr`.
-
-    Refs may be anywhere in the arguments (the same one several times is one input), closed over
-    (they are among `jaxpr.consts`, or those of an inner call where JAX leaves them there), or
-    returned (the jaxpr returns their final values, if made inside, and nothing otherwise).
-
-    Args:
-      fun: a function of pytrees of arrays and refs.
-
-    Returns:
-      A function of `fun`'s arguments that returns a `ClosedJaxpr`: one ref input for each distinct
-      ref argument comes first, then the other leaves in order.
-
-    >>> r = refs.new_ref(jnp.zeros(3))
-    >>> def f(x):
-    ...     r[0] = x
-    >>> refs.make_jaxpr(f)(1.0)
-    { lambda a:Ref{f32[3]}; b:f32[]. let
-        c:f32[] = convert_element_type[new_dtype=float32 weak_type=False] b
-        a[0] <- c
-      in () }
-    """
-
-    def made(*args: Any, **kwargs: Any) -> Any:
-        call = Call.of(args, kwargs, runs=False)
-        return trace(fun, [ref_type(r) for r in call.refs], call.leaves, call.rebuild).jaxpr
-
-    return made
-
-
 class Call(NamedTuple):
     """The arguments of a call, flattened: distinct refs apart from the other leaves."""
 

@@ -301,8 +301,8 @@ def jit_of_no_function(r, i):
 
 @raises(
     errors.RefTypeError,
-    "a compiled function was called with arguments of other types, other aliases among its "
-    "refs or other static values than it was compiled for",
+    "a compiled function was called with arguments of other types, or other aliases among its "
+    "refs, than it was compiled for, or with static ones, which it has already",
 )
 def compiled_for_others(r, i):
     refs.jit(lambda q: q[0]).lower(r).compile()(i)

@@ -108,3 +108,17 @@ def test_an_axis_of_size_0(run, shape):
 
     for part in run(writes, jnp.array([0, 1])):
         assert part.size == 0
+
+
+@pytest.mark.parametrize("jit", [jax.jit, refs.jit])
+def test_axes_whose_size_is_a_symbol(jit):
+    def f(x):
+        q = refs.new_ref(jnp.zeros_like(x))
+        q[...] = x
+        q.at[0].add(1.0)
+        q[:, 1] *= 2
+        return q[...] + q[0]
+
+    shape = jax.export.symbolic_shape("b, 2")
+    exported = jax.export.export(jax.jit(jit(f)))(jax.ShapeDtypeStruct(shape, jnp.float32))
+    np.testing.assert_array_equal(exported.call(jnp.ones((2, 2))), [[4, 8], [3, 6]])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import refs
+from refs.errors import RefTypeError
 
 X = np.arange(4, dtype=np.float32)
 
@@ -305,3 +306,22 @@ def test_static_arguments_that_are_equal_and_not_the_same():
         "int32",
         "float32",
     ]
+
+
+def test_a_compiled_function_has_its_static_arguments_already():
+    r = refs.new_ref(jnp.zeros(3))
+    traced = []
+
+    def f(r, y, n):
+        traced.append(n)
+        r[...] += y * n
+
+    for keywords in ({"static_argnums": 2}, {"static_argnames": "n"}):
+        compiled = refs.jit(f, **keywords).lower(r, 1.0, n=2).compile()
+        compiled(r, 1.0)
+        n_traced = len(traced)
+        for wrong in ((r, 1.0, 2), (r, 1), (jnp.ones(3), 1.0), (r, jnp.ones(4))):
+            with pytest.raises(RefTypeError, match="a compiled function was called with"):
+                compiled(*wrong)
+        assert len(traced) == n_traced  # It looks for a program, and makes none.
+    np.testing.assert_array_equal(r[...], 4.0)

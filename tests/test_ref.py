@@ -329,3 +329,10 @@ def test_a_traced_ref_that_outlives_its_trace_is_refused():
     for use in (lambda r: r[...], lambda r: refs.set(r, 0, 1), lambda r: r.at[0].add(1)):
         with pytest.raises(RefEscapeError, match="ref `inner`"):
             use(kept[0])
+
+
+def test_a_pickle_keeps_64_bits():
+    with jax.enable_x64(True):
+        r = refs.new_ref(jnp.int64(2**40 + 7), name="r")
+    again = pickle.loads(pickle.dumps(r))
+    assert (again.dtype, np.array(again), again.name) == (np.int64, 2**40 + 7, "r")

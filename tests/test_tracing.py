@@ -235,3 +235,20 @@ def test_names_and_functions_survive():
 
     lowered = refs.jit(my_function).lower(refs.new_ref(X))
     assert "my_function" in lowered.as_text()
+
+
+def test_make_jaxpr_has_the_keywords_of_jax():
+    r = refs.new_ref(jnp.zeros(3))
+
+    def f(r, n, x):
+        r[...] += x * n
+        return r[...], refs.new_ref(x), r
+
+    jaxpr, shapes = refs.make_jaxpr(f, static_argnums=1, return_shape=True)(r, 3, jnp.float32(2))
+    assert [(a.shape, a.dtype) for a in jaxpr.in_avals] == [((3,), r.dtype), ((), r.dtype)]
+    of_value, of_new, same = shapes
+    assert of_value == jax.ShapeDtypeStruct((3,), jnp.float32)
+    assert of_new == jax.ShapeDtypeStruct((), jnp.float32, is_ref=True)
+    assert same is r
+    [out] = refs.make_jaxpr(lambda x: jax.lax.psum(x, "i"), axis_env=[("i", 2)])(1.0).out_avals
+    assert out.shape == ()

@@ -11,9 +11,10 @@ import numpy as np
 
 from refs import _access, _jax
 from refs._ref import is_concrete
-from refs._tracing import Call, is_ref, make_jaxpr, unique
+from refs._tracing import Call, is_ref, unique
 from refs.discharge._program import Program
 from refs.errors import RefEscapeError
+from refs.transforms.make_jaxpr import make_jaxpr
 
 # A law is called with a case and the law's name. It returns None, or why it says nothing of this
 # function; and raises an AssertionError where it doesn't hold.

@@ -8,7 +8,7 @@ from typing import Any
 from refs.errors import RefTypeError
 from refs.transforms._dispatch import run_carefully
 
-_Prepare = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[Any, list[Any]]"]
+_Known = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, list[Any]]"]
 
 
 class _Stage:
@@ -21,8 +21,8 @@ class _Stage:
       out_tree: the result's structure.
     """
 
-    def __init__(self, entry: Any, of_jax: Any, prepare: _Prepare):
-        self._entry, self._of_jax, self._prepare = entry, of_jax, prepare
+    def __init__(self, entry: Any, of_jax: Any, known: _Known):
+        self._entry, self._of_jax, self._known = entry, of_jax, known
         told = of_jax if entry.is_plain else entry
         self.args_info, self.in_tree = told.args_info, told.in_tree
         self.out_info, self.out_tree = told.out_info, told.out_tree
@@ -42,8 +42,8 @@ class Traced(_Stage):
         function that touches no refs, both are what it does.
     """
 
-    def __init__(self, entry: Any, of_jax: Any, prepare: _Prepare):
-        super().__init__(entry, of_jax, prepare)
+    def __init__(self, entry: Any, of_jax: Any, known: _Known):
+        super().__init__(entry, of_jax, known)
         self.jaxpr = of_jax.jaxpr
         is_plain = entry.is_plain
         self.effectful_jaxpr = self.jaxpr if is_plain else entry.transaction.traced.jaxpr
@@ -68,7 +68,7 @@ class Traced(_Stage):
         lowered = self._of_jax.lower(
             lowering_platforms=lowering_platforms, _private_parameters=_private_parameters
         )
-        return Lowered(self._entry, lowered, self._prepare)
+        return Lowered(self._entry, lowered, self._known)
 
 
 class Lowered(_Stage):
@@ -79,26 +79,27 @@ class Lowered(_Stage):
         parameters of the program, in this order.
     """
 
-    def __init__(self, entry: Any, of_jax: Any, prepare: _Prepare):
-        super().__init__(entry, of_jax, prepare)
+    def __init__(self, entry: Any, of_jax: Any, known: _Known):
+        super().__init__(entry, of_jax, known)
         self.written = [] if entry.is_plain else [s.origin for s in entry.transaction.written]
 
     def compile(self, compiler_options: dict[str, Any] | None = None, **keywords: Any) -> Compiled:
         """Compiles for the devices that the refs are on."""
         compiled = self._of_jax.compile(compiler_options, **keywords)
-        return Compiled(self._entry, compiled, self._prepare)
+        return Compiled(self._entry, compiled, self._known)
 
 
 class Compiled(_Stage):
-    """A compiled function over refs: call it as the function itself."""
+    """A compiled function over refs: call it as the function itself, without static arguments."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._entry.is_plain:
             return self._of_jax(*args, **kwargs)
-        entry, flat = self._prepare(args, kwargs)
+        entry, flat = self._known(self._entry.static, args, kwargs)
         if entry is not self._entry:
             raise RefTypeError(
-                "a compiled function was called with arguments of other types, other aliases "
-                "among its refs or other static values than it was compiled for"
+                "a compiled function was called with arguments of other types, or other aliases "
+                "among its refs, than it was compiled for, or with static ones, which it has "
+                "already"
             )
         return run_carefully(entry, flat, self._of_jax)

@@ -154,7 +154,7 @@ class Programs:
             return bound.trace(*args[1:], **kwargs)  # type: ignore[attr-defined]
         entry, flat = self._prepare(args, kwargs, runs=False)
         traced = entry.trace(args, kwargs) if entry.is_plain else entry.trace(flat)
-        return Traced(entry, traced, self._prepare)
+        return Traced(entry, traced, self._known)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The result's shapes and dtypes, as `jax.ShapeDtypeStruct`s; nothing runs."""
@@ -276,17 +276,24 @@ class Programs:
     def _entry(self, static: Any, call: Call) -> Any:
         """The entry for these arguments, made at the first call with their like."""
         key = self._key(static, call)
-        for entry in self._entries.get(key, ()):
-            # Which arguments are also closed over is known only after the trace.
-            if entry.fits(call):
-                return entry
-        return self._add(key, call, self._made(static, call))
+        return self._fitting(key, call) or self._add(key, call, self._made(static, call))
+
+    def _fitting(self, key: Any, call: Call) -> Any:
+        # Which arguments are also closed over is known only after the trace.
+        return next((e for e in self._entries.get(key, ()) if e.fits(call)), None)
+
+    def _known(
+        self, static: Static | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, list[Any]]:
+        """The entry for arguments without the static ones, if there is one; their leaves."""
+        call = Call.of(args, kwargs)
+        return self._fitting(self._key(static, call), call), call.flat
 
     def _add(self, key: Any, call: Call, made: Any) -> Any:
         entries = self._entries.setdefault(key, [])
         entries.append(made)
         # Another thread may have made one meanwhile: then all use that which came first.
-        first = next(entry for entry in entries if entry.fits(call))
+        first = self._fitting(key, call)
         if first is not made:
             entries.remove(made)
         for entry in self._all():
