@@ -227,11 +227,17 @@ class RefView:
 
     @property
     def _is_in_scalar(self) -> bool:
-        """Whether arrays index an axis that `None` has given to a scalar.
+        """Whether an axis that `None` has given to a scalar is indexed, with arrays or slices.
 
         No index of the scalar says that; one of a row with nothing but the scalar in it does.
         """
-        return self._ref.ndim == 0 and len(self._path) > 1 and bool(self._arrays)
+        return (
+            self._ref.ndim == 0
+            and len(self._frozen) > 1
+            and not all(
+                e is None or e is ... or type(e) is int for idx in self._frozen for e in idx
+            )
+        )
 
     def _update_scalar(self, index: Index, method: str, operand: Any) -> None:
         with _access.blamed(method, self._ref):

@@ -322,3 +322,38 @@ def test_arrays_in_a_view_of_a_scalar(run):
     assert float(r[...]) == 5.0
     refs.vmap(lambda i: r.at[None].at[i].add(1.0))(jnp.array([0, 0, 1]))
     assert float(r[...]) == 7.0
+
+
+@pytest.mark.parametrize("run", [lambda f: f, refs.jit], ids=["eager", "refs.jit"])
+@pytest.mark.parametrize("mask", [np.array([False]), np.array([True]), [True], True])
+def test_masks_in_a_view_of_a_scalar(run, mask):
+    r = refs.new_ref(2.0, name="r")
+    want = np.array([2.0])
+
+    def program():
+        v = r.at[None].at[mask]
+        v.add(1.0)
+        v.at[...].multiply(3.0)
+        return v.get()
+
+    want[mask] += 1
+    want[mask] *= 3
+    np.testing.assert_array_equal(run(program)(), want[mask])
+    assert float(r[...]) == want[0]
+
+
+@pytest.mark.parametrize("run", [lambda f: f, refs.jit], ids=["eager", "refs.jit"])
+@pytest.mark.parametrize("part", [slice(0, 0), slice(-1, -1, -1), slice(None, None, -1)])
+def test_slices_in_a_view_of_a_scalar(run, part):
+    r = refs.new_ref(2.0, name="r")
+    want = np.array([2.0])
+
+    def program():
+        v = r.at[None].at[part]
+        v[...] += 1.0
+        v.add(1.0)
+        return v[...]
+
+    want[part] += 2
+    np.testing.assert_array_equal(run(program)(), want[part])
+    assert float(r[...]) == want[0]
