@@ -168,31 +168,39 @@ def trace(
     return Trace(jaxpr, out_tree, tuple(markers))
 
 
-def as_known(result: Any) -> Any:
+@jax.tree_util.register_pytree_node_class
+class PartlyKnown:
     """A result of a traced function in which what isn't traced stays what it is.
 
-    It becomes part of the structure, and is no output of the trace: it needn't be an array.
+    Its leaves are those that are traced. The others are part of the structure, and no outputs of
+    the trace: they needn't be arrays. Put together again, it is the result itself.
     """
-    return jax.tree.map(
-        lambda x: x if isinstance(x, _jax.Tracer) or is_ref(x) else _Known(x), result
-    )
 
+    def __init__(self, result: Any):
+        leaves, tree = jax.tree.flatten(result)
+        known = {
+            k: x for k, x in enumerate(leaves) if not (isinstance(x, _jax.Tracer) or is_ref(x))
+        }
+        self.traced = [x for k, x in enumerate(leaves) if k not in known]
+        self.structure = _Structure(tree, known)
 
-@jax.tree_util.register_pytree_node_class
-class _Known:
-    """A node without children, which is made of nothing again as the value that it holds."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def tree_flatten(self) -> tuple[tuple[()], _Known]:
-        return (), self
+    def tree_flatten(self) -> tuple[list[Any], _Structure]:
+        return self.traced, self.structure
 
     @classmethod
-    def tree_unflatten(cls, known: _Known, _: Any) -> Any:
-        return known.value
+    def tree_unflatten(cls, structure: _Structure, traced: Any) -> Any:
+        rest, known = iter(traced), structure.known
+        places = range(structure.tree.num_leaves)
+        return structure.tree.unflatten([known[k] if k in known else next(rest) for k in places])
+
+
+class _Structure:
+    """A structure and the leaves of it that are known; equal to itself only, whatever they are."""
+
+    __slots__ = ("known", "tree")
+
+    def __init__(self, tree: Any, known: dict[int, Any]):
+        self.tree, self.known = tree, known
 
 
 def strip_refs(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs._access import describe
-from refs._tracing import NewRef, as_known, zeros_like
+from refs._tracing import NewRef, PartlyKnown, zeros_like
 from refs.discharge._late import has_custom_vjp
 from refs.errors import RefEscapeError, RefTypeError, RefValueError
 from refs.transforms._inputs import Inputs
@@ -164,7 +164,7 @@ def _returning_pair(doing: str, fun: Callable[..., Any]) -> Callable[..., Any]:
                 "(output, auxiliary data)"
             )
         output, aux = result
-        return output, as_known(aux)
+        return output, PartlyKnown(aux)
 
     return checked
 

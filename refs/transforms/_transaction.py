@@ -25,9 +25,9 @@ from refs._ref import new_ref
 from refs._together import replaced
 from refs._tracing import (
     NewRef,
+    PartlyKnown,
     Trace,
     adopt,
-    as_known,
     lookups,
     neutral_like,
     other_names,
@@ -268,7 +268,7 @@ def run(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> 
     # Closed over, not arguments: so a ref that `fun` closes over besides is seen to be the same.
 
     def known(arrays: Sequence[Any]) -> Any:
-        return as_known(fun(refs, arrays))
+        return PartlyKnown(fun(refs, arrays))
 
     t = Transaction.of(known, [], arrays, lambda _, x: ((x,), {}))
     # XLA compiles loops in any case; on their own they wouldn't be in place.
