@@ -198,7 +198,7 @@ class Index(NamedTuple):
     def indexer(self) -> _jax.NDIndexer:
         """JAX's indexer for `dims`."""
         int_shape = _int_shape(self.dims)
-        indices = tuple(
+        indices: tuple[Any, ...] = tuple(
             _jax.Slice(d.start, d.size, d.step)
             if isinstance(d, Span)
             else shared(_operand(_broadcast_index(d, int_shape)))

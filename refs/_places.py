@@ -60,7 +60,7 @@ def narrow(i: Any, n: int) -> Any:
     What that can't hold is out of bounds, and stays so.
     """
     dtype = np.dtype(np.int32)
-    if n > np.iinfo(dtype).max and jax.config.jax_enable_x64:
+    if n > np.iinfo(dtype).max and jax.config.read("jax_enable_x64"):
         dtype = np.dtype(np.int64)
     if i.dtype == dtype:
         return i

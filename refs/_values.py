@@ -94,7 +94,7 @@ def _holds(dtype: Any, value: Any) -> bool:
 
 def is_enabled(dtype: Any) -> bool:
     """Whether JAX makes arrays of this type now, not of 32 bits instead."""
-    return dtype not in _WIDE or bool(jax.config.jax_enable_x64)
+    return dtype not in _WIDE or bool(jax.config.read("jax_enable_x64"))
 
 
 _WIDE = {np.dtype(name) for name in ("float64", "complex128", "int64", "uint64")}

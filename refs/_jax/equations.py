@@ -22,7 +22,8 @@ def as_closed(jaxpr: Any) -> Any:
         return jaxpr
     if jaxpr.constvars:
         jaxpr = _partial_eval.convert_constvars_jaxpr(jaxpr)
-    return ClosedJaxpr(jaxpr, ())
+    closed: Any = ClosedJaxpr  # Two versions of JAX, two signatures.
+    return closed(jaxpr, ())
 
 
 def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:

@@ -73,7 +73,8 @@ def jit(
       donate_argnames: names of such arguments.
       keep_unused: whether a function that touches no refs keeps the arguments that it doesn't use.
         Those of any other are kept.
-      device, backend: deprecated, as in `jax.jit`.
+      device: deprecated, as in `jax.jit`.
+      backend: likewise.
       inline: for calls inside another traced function: don't keep this one apart.
       compiler_options: passed to XLA.
 
