@@ -262,6 +262,11 @@ _ARRAYS_ONLY = (
     "it (`cg`, `gmres`), was given a ref, or a function that closes over one: read the ref before, "
     "`ref[...]`, and use the value"
 )
+_NONDIFFERENTIATED = (
+    "{said}\n\na ref that is an argument of the traced function, of `refs.jit` for instance, is "
+    "such a tracer: let the custom function take it as an ordinary argument, whose rules may read "
+    "and write it all the same, or close over the ref"
+)
 # What JAX says of a ref in its own loops and transformations -> what to do.
 _ADVICE: dict[str, tuple[type[Exception], str]] = {
     "cannot be returned": (
@@ -280,6 +285,7 @@ _ADVICE: dict[str, tuple[type[Exception], str]] = {
     ),
     "does not have a corresponding jaxpr input": (RefTypeError, _ARRAYS_ONLY),
     "'Fake' object": (RefTypeError, _ARRAYS_ONLY),  # the same, in the newest JAX's words
+    "a position indicated by nondiff_argnums": (RefTypeError, _NONDIFFERENTIATED),
     "Ref-typed argument": (RefTypeError, _GRADIENT),
     "'ValAccum' object": (RefTypeError, _GRADIENT),  # the same, in the oldest JAX's words
 }

@@ -127,8 +127,9 @@ def lanes_of_no_number(r, i):
 
 @raises(
     errors.RefValueError,
-    "vmap over ref `r` (created at FILE:N), which the function also closes over: that "
-    "would be the whole ref, in every lane. Use the argument only",
+    "vmap over ref `r` (created at FILE:N), which the function also closes over, or is given "
+    "with None in `in_axes`: that would be the whole ref, in every lane. Use the mapped argument "
+    "only",
 )
 def a_ref_mapped_and_closed_over(r, i):
     def lane(row):

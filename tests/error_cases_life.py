@@ -316,3 +316,21 @@ def compiled_for_others(r, i):
 )
 def abstract_ref(r, i):
     refs.jit(lambda q: q[0])(jax.ShapeDtypeStruct((3,), jnp.float32, is_ref=True))
+
+
+@raises(
+    errors.RefTypeError,
+    "Found a JAX Tracer object passed as an argument to a custom_vjp function in a position "
+    "indicated by nondiff_argnums as non-differentiable. Tracers cannot be passed as "
+    "non-differentiable arguments to custom_vjp functions; instead, nondiff_argnums should only be "
+    "used for arguments that can't be or contain JAX tracers, e.g. function-valued arguments. In "
+    "particular, array-valued arguments should typically not be indicated as nondiff_argnums."
+    "\n\n\n"
+    "a ref that is an argument of the traced function, of `refs.jit` for instance, is such a "
+    "tracer: let the custom function take it as an ordinary argument, whose rules may read and "
+    "write it all the same, or close over the ref",
+)
+def traced_ref_in_nondiff_argnums(r, i):
+    f = jax.custom_vjp(lambda r, x: x, nondiff_argnums=(0,))
+    f.defvjp(lambda r, x: (x, None), lambda r, _, g: (g,))
+    refs.jit(refs.grad(f, 1))(r, 1.0)

@@ -65,8 +65,7 @@ class Differentiable:
             for slot, value in zip(slots, values, strict=True)
         }
         contents = [
-            known[k] if k in known else zeros_like(ref)
-            for k, ref in enumerate(self.inputs.refs[: self.inputs.n_refs])
+            known[k] if k in known else zeros_like(ref) for k, ref in enumerate(self.inputs.refs)
         ]
         return [*self.inputs.arrays, *contents]
 
@@ -76,9 +75,7 @@ class Differentiable:
 
         def at(slots: Sequence[Slot], held: Sequence[Any]) -> list[Any]:
             return [
-                values[n + slot.argument]
-                if slot.argument is not None and slot.argument < self.inputs.n_refs
-                else value
+                value if slot.argument is None else values[n + slot.argument]
                 for slot, value in zip(slots, held, strict=True)
             ]
 
@@ -138,11 +135,10 @@ class Differentiable:
         """
         out, rest = self(values)
         _, state, _ = rest
-        n_refs = self.inputs.n_refs
         final = {
             slot.argument: value
             for slot, value in zip(self._t.written, state, strict=True)
-            if slot.argument is not None and slot.argument < n_refs
+            if slot.argument is not None
         }
         return (out, final), rest
 

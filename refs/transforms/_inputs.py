@@ -38,9 +38,8 @@ class Inputs(NamedTuple):
 
     Attributes:
       rebuild: puts `(refs, arrays)` back into `(args, kwargs)`.
-      refs: the distinct refs of the call, those that are variables first.
+      refs: the refs that are variables, distinct. The others stay what they are, as arrays do.
       arrays: the array variables.
-      n_refs: how many of the refs are variables.
       tree: the structure of the variables, views being leaves.
       variables: for each leaf of it, which of the values it is: the arrays, then contents of refs.
     """
@@ -48,7 +47,6 @@ class Inputs(NamedTuple):
     rebuild: Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
     refs: list[Any]
     arrays: list[Any]
-    n_refs: int
     tree: Any
     variables: tuple[Variable, ...]
 
@@ -70,12 +68,10 @@ class Inputs(NamedTuple):
         def ref_of(x: Any) -> Any:
             return x.ref if is_view(x) else x if is_ref(x) else None
 
-        used = [ref_of(flat[i]) for i in places]
-        n_refs = len(unique([r for r in used if r is not None]).items)
-        inner = [y for x in flat for y in jax.tree.leaves(x) if is_ref(y)]
-        refs = unique([*(r for r in used if r is not None), *inner]).items
-        for ref in refs:
-            check_ref(ref, doing)
+        for x in flat:
+            if is_ref(ref := ref_of(x)):
+                check_ref(ref, doing)
+        refs = unique([r for i in places if (r := ref_of(flat[i])) is not None]).items
         place = {id(r): k for k, r in enumerate(refs)}
         arrays = {i: k for k, i in enumerate(i for i in places if ref_of(flat[i]) is None)}
 
@@ -89,12 +85,12 @@ class Inputs(NamedTuple):
             def replaced(i: int, x: Any) -> Any:
                 if i in arrays:
                     return new_arrays[arrays[i]]
-                return jax.tree.map(lambda y: new_refs[place[id(y)]] if is_ref(y) else y, x)
+                return jax.tree.map(lambda y: new_refs[place[id(y)]] if id(y) in place else y, x)
 
             return jax.tree.unflatten(whole, [replaced(i, x) for i, x in enumerate(flat)])
 
         variables = tuple(variable(i) for i in places)
-        return Inputs(rebuild, refs, [flat[i] for i in arrays], n_refs, tree, variables)
+        return Inputs(rebuild, refs, [flat[i] for i in arrays], tree, variables)
 
     def in_transaction(self, fun: Callable[[Inputs], Any]) -> Any:
         """`fun(self)`, as `refs.transforms._transaction.in_transaction` runs it."""

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from refs import _jax
-from refs._access import describe
-from refs._tracing import AbstractArgument, Call, is_ref, ref_type
+from refs._access import check_ref, describe
+from refs._tracing import AbstractArgument, Call, is_ref, one_name, ref_type
 from refs.discharge._interpreter import Context
 from refs.discharge._lanes import Lanes, Sum
 from refs.errors import RefTypeError, RefValueError
@@ -125,39 +125,47 @@ def vmap(
 
 
 class _Given(NamedTuple):
-    """The arguments of a call. What is no ref, and not mapped, goes to every lane as it is."""
+    """The arguments of a call. What isn't mapped goes to every lane as it is."""
 
-    call: Call  # of the other leaves, in a list
-    axes: list[int | None]  # theirs
+    call: Call  # of the mapped leaves, in a list
+    axes: list[int]  # theirs
     tree: Any
-    others: dict[int, Any]
+    shared: dict[int, Any]
 
     @staticmethod
     def of(args: tuple[Any, ...], kwargs: dict[str, Any], axes: Sequence[int | None]) -> _Given:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        others = {
-            k: x
+        shared = {
+            k: _shared(x)
             for k, (x, axis) in enumerate(zip(leaves, axes, strict=True))
-            if axis is None and not is_ref(x)
+            if axis is None
         }
-        kept = [k for k in range(len(leaves)) if k not in others]
-        call = Call.of(([leaves[k] for k in kept],), {})
-        return _Given(call, [axes[k] for k in kept], tree, others)
+        mapped = {k: axis for k, axis in enumerate(axes) if axis is not None}
+        call = Call.of(([leaves[k] for k in mapped],), {})
+        return _Given(call, [*mapped.values()], tree, shared)
 
     def rebuild(self, refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        [kept], _ = self.call.rebuild(refs, leaves)
-        rest = iter(kept)
+        [mapped], _ = self.call.rebuild(refs, leaves)
+        rest = iter(mapped)
         places = range(self.tree.num_leaves)
         return jax.tree.unflatten(
-            self.tree, [self.others[k] if k in self.others else next(rest) for k in places]
+            self.tree, [self.shared[k] if k in self.shared else next(rest) for k in places]
         )
 
 
+def _shared(x: Any) -> Any:
+    if not is_ref(x):
+        return x
+    ref = one_name(x)
+    check_ref(ref, "call")
+    return ref
+
+
 class _Axes(NamedTuple):
-    """How the arguments of a call are mapped: None is for refs that all lanes share."""
+    """How the mapped arguments of a call are mapped."""
 
     size: int
-    of_refs: list[int | None]
+    of_refs: list[int]
     of_leaves: list[int]
     ref_types: list[Any]
     leaf_types: list[Any]
@@ -172,8 +180,8 @@ class _Axes(NamedTuple):
         return jax.sharding.reshard(flags, jax.sharding.PartitionSpec(self.mesh_axes))
 
     @staticmethod
-    def of(call: Call, axes: Sequence[int | None], axis_size: int | None) -> _Axes:
-        of_refs: dict[int, int | None] = {}
+    def of(call: Call, axes: Sequence[int], axis_size: int | None) -> _Axes:
+        of_refs: dict[int, int] = {}
         of_leaves: list[int] = []
         leaf_types: list[Any] = [_jax.shaped_abstractify(x) for x in call.leaves]
         for place, axis in zip(call.ref_places, axes, strict=True):
@@ -181,7 +189,7 @@ class _Axes(NamedTuple):
                 of_leaves.append(_normal(axis, leaf_types[len(of_leaves)], "an argument"))
                 continue
             ref = call.refs[place]
-            axis = None if axis is None else _normal(axis, ref, describe(ref))
+            axis = _normal(axis, ref, describe(ref))
             if of_refs.setdefault(place, axis) != axis:
                 raise RefValueError(
                     f"vmap: {describe(ref)} is passed twice, mapped over axes {of_refs[place]} and "
@@ -191,7 +199,6 @@ class _Axes(NamedTuple):
         sizes = {
             x.shape[axis]
             for x, axis in zip((*call.refs, *leaf_types), (*ref_axes, *of_leaves), strict=True)
-            if axis is not None
         }
         sizes |= {axis_size} - {None}
         if len(sizes) != 1:
@@ -208,7 +215,7 @@ class _Axes(NamedTuple):
             (
                 x.sharding.spec[axis]
                 for x, axis in zip(types, (*ref_axes, *of_leaves), strict=True)
-                if axis is not None and _jax.has_explicit_sharding(x)
+                if _jax.has_explicit_sharding(x)
             ),
             None,
         )
@@ -217,7 +224,7 @@ class _Axes(NamedTuple):
             for x, axis in zip(leaf_types, of_leaves, strict=True)
         ]
         ref_types = [
-            ref_type(r) if axis is None else _jax.mapped_aval(size, axis, ref_type(r))
+            _jax.mapped_aval(size, axis, ref_type(r))
             for r, axis in zip(call.refs, ref_axes, strict=True)
         ]
         return _Axes(size, ref_axes, of_leaves, ref_types, leaf_types, mesh_axes)
@@ -225,13 +232,13 @@ class _Axes(NamedTuple):
     def of_slot(self, slot: Slot, refs: Sequence[Any]) -> int | None:
         if slot.argument is None:
             return None
-        axis = self.of_refs[slot.argument]
-        if axis is not None and slot.outer is not None:
+        if slot.outer is not None:
             raise RefValueError(
-                f"vmap over {describe(refs[slot.argument])}, which the function also closes "
-                "over: that would be the whole ref, in every lane. Use the argument only"
+                f"vmap over {describe(refs[slot.argument])}, which the function also closes over, "
+                "or is given with None in `in_axes`: that would be the whole ref, in every lane. "
+                "Use the mapped argument only"
             )
-        return axis
+        return self.of_refs[slot.argument]
 
 
 def _normal(axis: Any, x: Any, what: str) -> int:
