@@ -130,6 +130,39 @@ def test_concrete_residuals_in_other_derivatives(jit):
     same(jit(refs.vmap(refs.grad(f)))(jnp.ones(2)), [2, 2])
 
 
+@both
+@pytest.mark.parametrize("touches", ["nothing", "the function", "beside it"])
+def test_residuals_that_depend_on_what_is_differentiated(jit, touches):
+    """One jaxpr, differentiated in several ways one after another."""
+    n = refs.new_ref(0, name="n")
+
+    @jax.custom_vjp
+    def product(x, y):
+        if touches == "the function":
+            n[...] += 1
+        return x * y
+
+    def forward(x, y):
+        saved = {"x": y.value * 10} if x.perturbed else {}
+        saved |= {"y": x.value * 10} if y.perturbed else {}
+        return x.value * y.value, saved
+
+    def backward(saved, g):
+        return tuple(g * saved[name] if name in saved else None for name in ("x", "y"))
+
+    product.defvjp(forward, backward, symbolic_zeros=True)
+
+    @jax.jit
+    def f(x, y):
+        if touches == "beside it":
+            n[...] += 1
+        return product(x, y) * 1.0
+
+    wanted = {0: 30, (0, 1): (30, 20), 1: 20}
+    for argnums in [0, (0, 1), 1, (0, 1), 0, 1, 0]:
+        same(jit(refs.grad(f, argnums))(2.0, 3.0), wanted[argnums])
+
+
 # --- What rules close over ---
 
 

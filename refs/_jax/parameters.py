@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -109,10 +110,29 @@ def vjp_rule(params: dict[str, Any]) -> VjpRule:
     return VjpRule(
         params["num_consts"],
         params["symbolic_zeros"],
-        lambda nonzeros: params["fwd_jaxpr_thunk"].call_wrapped(*nonzeros),
+        lambda nonzeros: _traced_anew(params, params["fwd_jaxpr_thunk"])(*nonzeros),
         lambda: params["out_trees"]()[2],
         bwd,
     )
+
+
+def _traced_anew(params: dict[str, Any], thunk: Any) -> Callable[..., Any]:
+    """A forward rule to call, traced anew where its flags may change the residuals' structure.
+
+    JAX keeps what it has traced for all flags, but the structure only of what it traced last.
+    """
+    if not params["symbolic_zeros"]:
+        return thunk.call_wrapped
+    known = inspect.getclosurevars(thunk.f).nonlocals.get("cells", {})
+
+    def traced(*nonzeros: Any) -> Any:
+        known.clear()
+        try:
+            return thunk.call_wrapped(*nonzeros)
+        finally:
+            known.clear()
+
+    return traced
 
 
 def is_custom_vjp(eqn: Any) -> bool:
@@ -138,7 +158,8 @@ def with_rules(
 
     def replaced(key: str, fun: Callable[..., Any]) -> lu.WrappedFun:
         old = eqn.params[key]
-        return lu.wrap_init(functools.partial(fun, old.call_wrapped), debug_info=old.debug_info)
+        call = _traced_anew(eqn.params, old) if key == "fwd_jaxpr_thunk" else old.call_wrapped
+        return lu.wrap_init(functools.partial(fun, call), debug_info=old.debug_info)
 
     def trace(old: Callable[..., Any], *zeros: bool) -> tuple[Any, ...]:
         jaxpr, consts, *rest = old(*zeros)
