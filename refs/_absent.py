@@ -9,6 +9,7 @@ import jax
 from refs import _jax
 from refs._ref import Ref
 from refs._ref_type import Origin, RefType
+from refs._sharded import layout
 from refs._site import user_site
 
 
@@ -21,8 +22,7 @@ class Absent(Ref):
         sharding = shape.sharding
         self._aval = RefType.of(_jax.shaped_abstractify(shape), Origin(None, user_site()))
         self._shape, self._dtype = shape.shape, shape.dtype
-        is_split = sharding is not None and len(sharding.device_set) > 1
-        self._sharding = sharding if is_split else None
+        self._sharding = layout(sharding)
         instead = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
         is_key = _jax.is_key(shape.dtype)
         self._instead = jax.eval_shape(_jax.unwrap_keys, instead) if is_key else instead

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from refs import _eager, _jax
 from refs._index_syntax import Span
 from refs._indexing import Index
+from refs._sharded import sharded_as_part
 from refs._site import is_raised_by_jax, user_site
 from refs._values import fit, is_enabled
 from refs.errors import RefError, RefEscapeError, RefStateError, RefTypeError, RefValueError
@@ -138,7 +139,11 @@ def swap(ref: Any, idx: Any, value: Any) -> jax.Array:
     with blamed("swap", ref):
         index.check_read()
     if not _jax.at_top_level():
-        return index.finish(_bind_swap(ref, index, value))
+        if not _is_only_whole(ref, index):
+            return index.finish(_bind_write(_jax.swap_p, ref, index, value))
+        old = _read(ref, index)
+        _write(ref, index, value)
+        return old
     with _sharded(ref, index):
         return _eager.swap(ref, index, value)
 
@@ -216,7 +221,9 @@ def update(ref: Any, idx: Any, method: str, operand: Any) -> None:
         # A user's function may read refs, this one too: it runs between a read and a write.
         # Elements named twice are updated twice, which needs all that they are among.
         part, rest = index, Index.parse(..., index.result_shape)
-        if index.has_arrays:
+        if _is_only_whole(ref, index):
+            part, rest = Index.parse(..., index.shape), index
+        elif index.has_arrays:
             part, rest = _halves(index)
         with _sharded(ref, index):
             new = rest.update(_read(ref, part), method, operand)
@@ -237,6 +244,19 @@ def _halves(index: Index) -> tuple[Index, Index]:
     return block, index._replace(shape=block.taken_shape, dims=tuple(rest))
 
 
+def get_sharded(ref: Any, idx: Any, out_sharding: Any) -> jax.Array:
+    """Reads `ref[idx]`, sharded over an explicit mesh as told."""
+    aval = check_ref(ref, "get")
+    with blamed("get", ref):
+        index = Index.parse(idx, aval.shape)
+        index.check_read()
+    if not _jax.is_on_explicit_mesh(ref):
+        return jax.sharding.reshard(_read(ref, index), out_sharding)
+    if _jax.at_top_level():
+        return _eager.read(ref, index, out_sharding)
+    return index.read(_bind_whole(_jax.get_p, ref), out_sharding)
+
+
 def _read(ref: Any, index: Index) -> Any:
     if not _jax.at_top_level():
         return index.finish(_bind_get(ref, index))
@@ -246,7 +266,7 @@ def _read(ref: Any, index: Index) -> Any:
 
 def _write(ref: Any, index: Index, value: Any) -> None:
     if not _jax.at_top_level():
-        _bind_swap(ref, index, value)
+        _bind_write(_jax.swap_p, ref, index, value)
         return
     with _sharded(ref, index):
         _eager.update(ref, index, "set", value)
@@ -261,13 +281,19 @@ def _bind_get(ref: Any, index: Index) -> Any:
 
 def _is_only_whole(ref: Any, index: Index) -> bool:
     """True where JAX's ref primitives refuse an index that arrays take: see `_bind_whole`."""
+    if not _jax.is_on_explicit_mesh(ref):
+        return False
     aval = _jax.typeof(ref).inner_aval
     if not _jax.has_explicit_sharding(aval):
-        return False
+        return any(_is_sharded(d) for d in index.dims)
     return not all(
         isinstance(d, Span) and (axis is None or d.covers(n))
         for d, n, axis in zip(index.dims, index.shape, aval.sharding.spec.partitions, strict=True)
     )
+
+
+def _is_sharded(dim: Any) -> bool:
+    return isinstance(dim, jax.Array) and _jax.has_explicit_sharding(_jax.typeof(dim))
 
 
 def _bind_whole(primitive: Any, ref: Any, *value: Any) -> Any:
@@ -290,24 +316,20 @@ class _sharded:
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if error is None or isinstance(error, RefError) or "shard" not in str(error).lower():
             return
-        aval = _jax.typeof(self.ref).inner_aval
-        if _jax.has_explicit_sharding(aval) and not self.index.is_whole:
+        if _jax.is_on_explicit_mesh(self.ref) and not self.index.is_whole:
             raise _blamed(
                 RefValueError(),
-                f"an index of {describe(self.ref)} at {user_site()}: as an array's, it can't name "
-                f"a part of an axis that is sharded over an explicit mesh, here as "
-                f"{aval.sharding.spec}. Index the other axes, use the whole value, `ref[...]`, or "
-                "the parts in `refs.shard_map`",
+                f"a part of {describe(self.ref)} at {user_site()}: how it is sharded over the "
+                f"explicit mesh doesn't follow from its index and from the ref's own sharding, "
+                f"{_jax.typeof(self.ref).inner_aval.sharding.spec}. Say it, "
+                "`ref.at[i].get(out_sharding=jax.P(…))`; or index the axes that aren't sharded, "
+                "use the whole value, `ref[...]`, or the parts in `refs.shard_map`",
             ) from error
 
 
 def _plain(index: Index) -> Index:
     """Of an index what JAX's has: the rest is done to the value already."""
     return Index.of_dims(index.dims, index.shape)
-
-
-def _bind_swap(ref: Any, index: Index, value: Any) -> Any:
-    return _bind_write(_jax.swap_p, ref, index, value)
 
 
 def _bind_write(primitive: Any, ref: Any, index: Index, value: Any) -> Any:
@@ -320,16 +342,14 @@ def _bind_write(primitive: Any, ref: Any, index: Index, value: Any) -> Any:
             f"(`jax.lax.psum(value, {axes})`), or pass the ref with a spec that names the axis; if "
             f"it is made here, make it of a value that varies (`jax.lax.pcast`)"
         )
-    # There JAX's `addupdate` wants the very sharding that the ref has; an addition finds it.
-    is_added = primitive is _jax.addupdate_p and any(map(_jax.is_on_explicit_mesh, (ref, value)))
-    if is_added or _is_only_whole(ref, index):
+    # JAX's `addupdate` wants the very sharding that the ref has. One without a mesh has none.
+    is_added = primitive is _jax.addupdate_p and _jax.is_on_explicit_mesh(value)
+    if _is_only_whole(ref, index) or (is_added and not _jax.is_on_explicit_mesh(ref)):
         with _sharded(ref, index):
             whole, plain = _bind_whole(_jax.get_p, ref), _plain(index)
-            if primitive is _jax.addupdate_p:
-                return _bind_whole(_jax.swap_p, ref, plain.add(whole, value))
-            _bind_whole(_jax.swap_p, ref, plain.write(whole, value))
-            return plain.read(whole)
-    return _bind(primitive, ref, index, value)
+            write = plain.add if primitive is _jax.addupdate_p else plain.write
+            return _bind_whole(_jax.swap_p, ref, write(whole, value))
+    return _bind(primitive, ref, index, sharded_as_part(value, ref))
 
 
 def _bind(primitive: Any, ref: Any, index: Index, *value: Any) -> Any:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from refs import _jax
 from refs._index_syntax import InBounds, Span, is_array
 from refs._places import is_static, located, narrow, within
 
@@ -39,7 +37,6 @@ class Block(NamedTuple):
         return lax.dynamic_slice(x, self._starts, self.sizes, allow_negative_indices=False)
 
     def write(self, x: Any, value: Any) -> Any:
-        value = _sharded_like(value, x)
         if self.unchecked:
             inside = functools.reduce(
                 lax.bitwise_and,
@@ -49,8 +46,7 @@ class Block(NamedTuple):
                 ],
             )
             # lax would clamp the index and hit another element; jax.numpy drops the write.
-            inside = _sharded_like(jnp.broadcast_to(inside, value.shape), x)
-            value = lax.select(inside, value, self.read(x))
+            value = lax.select(jnp.broadcast_to(inside, value.shape), value, self.read(x))
         return lax.dynamic_update_slice(x, value, self._starts, allow_negative_indices=False)
 
     @property
@@ -103,11 +99,3 @@ def block_of(dims: tuple[Any, ...], shape: tuple[int, ...]) -> Block:
 
 def _located(i: Any, n: int, widest: int) -> Any:
     return int(i) if is_static(i) else located(narrow(i, widest), n)
-
-
-def _sharded_like(value: Any, x: Any) -> Any:
-    """A part of an array, sharded as the array is where its type says how."""
-    sharding = _jax.typeof(x).sharding
-    if not _jax.has_explicit_sharding(_jax.typeof(x)) or _jax.typeof(value).sharding == sharding:
-        return value
-    return jax.sharding.reshard(value, sharding)

@@ -18,6 +18,7 @@ import numpy as np
 
 from refs import _jax, _store
 from refs._indexing import Index
+from refs._sharded import layout
 from refs._values import fit, is_enabled
 
 # ---------------------------------------------------------------------------------------------
@@ -40,21 +41,18 @@ def update_native(ref: Any, buffer: Any) -> None:
 
 
 def sharding_of(ref: Any) -> Any:
-    """How what the handle holds is laid out over devices, None on a single one."""
-    if is_ours(ref):
-        return ref._sharding
-    sharding = buffer_of(ref).sharding
-    return sharding if len(sharding.device_set) > 1 else None
+    """How what the handle holds is laid out over a mesh, None without one."""
+    return ref._sharding if is_ours(ref) else layout(buffer_of(ref).sharding)
 
 
 # ---------------------------------------------------------------------------------------------
 # The long way: any index
 
 
-def read(ref: Any, index: Index) -> jax.Array:
+def read(ref: Any, index: Index, out_sharding: Any = None) -> jax.Array:
     """A copy of the indexed part: the handle's own buffer is never given away."""
     skeleton, operands = index.split()
-    return _read(ref, reader(skeleton, ref.dtype), operands)
+    return _read(ref, reader(skeleton, ref.dtype, out_sharding), operands)
 
 
 def update(ref: Any, index: Index, method: str, operand: Any) -> None:
@@ -103,12 +101,12 @@ def _read(ref: Any, kernel: Callable[..., jax.Array], operands: Any) -> jax.Arra
 
 
 @functools.lru_cache(maxsize=4096)
-def reader(skeleton: Index, dtype: Any) -> Callable[..., jax.Array]:
+def reader(skeleton: Index, dtype: Any, out_sharding: Any = None) -> Callable[..., jax.Array]:
     """The kernel that takes a buffer and the rest of an index, and copies the part."""
 
     def read_kernel(x: jax.Array, operands: list[Any]) -> jax.Array:
         x = _jax.wrap_keys(x, dtype)
-        return skeleton.join(operands).read(x)
+        return skeleton.join(operands).read(x, out_sharding)
 
     if skeleton.is_whole:
         return jax.jit(lambda x, operands: jnp.copy(read_kernel(x, operands)))

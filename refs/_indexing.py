@@ -38,6 +38,7 @@ from refs._index_syntax import (
     is_array,
 )
 from refs._places import are_distinct, is_constant, is_inside, is_static, shared
+from refs._sharded import automatically, sharded_like
 from refs._updates import UPDATES, scatter
 from refs._values import fit
 from refs.errors import RefIndexError
@@ -247,7 +248,10 @@ class Index(NamedTuple):
 
     # -- reading and updating values ------------------------------------------------------------
 
-    def read(self, x: Any) -> Any:
+    def read(self, x: Any, out_sharding: Any = None) -> Any:
+        """The part of `x`, sharded over an explicit mesh as told."""
+        if out_sharding is not None:
+            return automatically(Index.read, self, out_sharding, x)
         block = block_of(self.dims, self.shape)
         if not block.is_whole:
             x = block.read(x)
@@ -256,25 +260,36 @@ class Index(NamedTuple):
         return self.finish(_reshape(x, self.taken_shape))
 
     def write(self, x: Any, value: Any) -> Any:
-        return self._update(x, value, "set")
+        return self.update(x, "set", value)
 
     def add(self, x: Any, value: Any) -> Any:
         """Accumulates: an element named twice gets both contributions."""
-        return self._update(x, value, "add")
+        return self.update(x, "add", value)
 
     def update(self, x: Any, method: str, operand: Any) -> Any:
-        """`x.at[...].<method>(operand)` of `jax.numpy`, for each method in `UPDATES`."""
+        """`x.at[...].<method>(operand)` of `jax.numpy`, for each method in `UPDATES`.
+
+        It is sharded as `x` is.
+        """
+        if not _jax.is_on_explicit_mesh(x):
+            return self._update(x, method, operand)
+        if method == "apply" or self.is_whole:  # A user's function runs where its caller does.
+            return sharded_like(self._update(x, method, operand), x)
+
+        def update(index: Index, x: Any, operand: Any) -> Any:
+            return index._update(x, method, operand)
+
+        return automatically(update, self, _jax.typeof(x).sharding, x, operand)
+
+    def _update(self, x: Any, method: str, operand: Any) -> Any:
         if method in ("set", "add"):
-            return self._update(x, operand, method)
+            return self._update_taken(x, self.unfinish(operand), method)
         if not self.has_arrays:
             new = UPDATES[method](self.read(x), operand)
             return self.write(x, fit(new, self.result_shape, x.dtype))
         if method != "apply":
             operand = self.unfinish(jnp.broadcast_to(operand, self.result_shape))
         return self._update_taken(x, operand, method)
-
-    def _update(self, x: Any, value: Any, method: str) -> Any:
-        return self._update_taken(x, self.unfinish(value), method)
 
     def _update_taken(self, x: Any, value: Any, method: str) -> Any:
         block = block_of(self.dims, self.shape)

@@ -17,6 +17,7 @@ import numpy as np
 from refs import _access, _jax, _members, _store
 from refs._index_syntax import as_tuple
 from refs._ref_type import Origin, RefType
+from refs._sharded import layout
 from refs._site import user_site
 from refs._store import Store
 from refs._view import ViewMaker
@@ -38,7 +39,7 @@ class _Fields(_jax.NativeRef):
         # Fixed for life, and asked for in each operation: no properties.
         sharding = buf.sharding
         self._shape, self._dtype = aval.shape, aval.dtype
-        self._sharding = sharding if len(sharding.device_set) > 1 else None
+        self._sharding = layout(sharding)
         # The buffer is in the store, at the index; the token says who we are there.
         shardings = None if self._sharding is None else (sharding,)
         self._store = Store.of([_jax.unwrap_keys(buf)], shardings)

@@ -63,7 +63,7 @@ class Store:
         self.moves = moves
         self.tokens = tokens
         self.size = len(tokens)
-        self.shardings = shardings  # None if all is on a single device
+        self.shardings = shardings  # None if nothing is on a mesh
         self.kind = self.size, shardings, moves > 0
         self.watchers: Any = ()  # weak references: they free the buffer of a ref that dies
         self.dropped: list[int] = []  # whose refs died while the buffers were taken
@@ -175,7 +175,7 @@ def peek_all(refs: Sequence[Any]) -> list[Any]:
 
 
 def shardings_of(refs: Sequence[Any]) -> Any:
-    """How refs are laid out over devices, None if each is on a single one."""
+    """How refs are laid out over meshes, None if each is on a device without one."""
     found = tuple([ref._sharding for ref in refs])
     return found if any(s is not None for s in found) else None
 

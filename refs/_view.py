@@ -140,6 +140,8 @@ class RefView:
         index = self._index("get", bounds, writing=False)
         if self._is_in_scalar:
             value = index.read(_access.get(self._ref).reshape(1))
+        elif out_sharding is not None:
+            value = _access.get_sharded(self._ref, index, out_sharding)
         else:
             value = _access.get(self._ref, index)
         if bounds.mode == "fill":

@@ -54,13 +54,14 @@ def mode_that_there_is_not(r, i):
 
 @raises(
     errors.RefValueError,
-    "an index of ref `e` (created at FILE:N) at FILE:N: as an array's, it can't name a part of an "
-    "axis that is sharded over an explicit mesh, here as P('x',). Index the other axes, use the "
-    "whole value, `ref[...]`, or the parts in `refs.shard_map`",
+    "a part of ref `e` (created at FILE:N) at FILE:N: how it is sharded over the explicit mesh "
+    "doesn't follow from its index and from the ref's own sharding, P('x',). Say it, "
+    "`ref.at[i].get(out_sharding=jax.P(…))`; or index the axes that aren't sharded, use the whole "
+    "value, `ref[...]`, or the parts in `refs.shard_map`",
 )
 def part_of_an_axis_that_is_sharded_explicitly(r, i):
     mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
     with jax.set_mesh(mesh):
         sharding = NamedSharding(mesh, PartitionSpec("x"))
         e = refs.new_ref(jax.device_put(np.zeros(4), sharding), name="e")
-        refs.jit(lambda: e.at[jnp.array([1, 2])].set(1.0))()
+        refs.jit(lambda: e[jnp.array([1, 2])])()

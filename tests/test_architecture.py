@@ -17,7 +17,7 @@ LAYERS = [
     ["_jax.parameters"],
     ["_jax"],
     ["_holders", "_signals"],
-    ["_store", "_values", "_places"],
+    ["_store", "_values", "_places", "_sharded"],
     ["_index_syntax", "_updates"],
     ["_blocks"],
     ["_indexing"],

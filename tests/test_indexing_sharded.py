@@ -13,7 +13,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import refs
-from refs.errors import RefValueError
 
 N = jax.device_count()
 several = pytest.mark.skipif(N != 8, reason="runs again in a process with eight devices")
@@ -182,35 +181,6 @@ def test_an_explicit_mesh_of_any_size_and_an_update_of_the_whole(run, n):
         r = refs.new_ref(jax.device_put(np.zeros(8, np.float32), NamedSharding(mesh, P("x"))))
         run(lambda: refs.addupdate(r, ..., 1.0))
         assert r[...].tolist() == [1] * 8
-
-
-PARTS = {
-    "read": lambda r, i: r[i],
-    "set": lambda r, i: r.at[i].set(1.0),
-    "add": lambda r, i: r.at[i].add(1.0),
-    "swap": lambda r, i: refs.swap(r, i, 1.0),
-    "multiply": lambda r, i: r.at[i].multiply(2.0),
-    "min": lambda r, i: r.at[i].min(2.0),
-    "max": lambda r, i: r.at[i].max(2.0),
-    "power": lambda r, i: r.at[i].power(2.0),
-    "apply": lambda r, i: r.at[i].apply(jnp.sin),
-}
-
-
-@several
-@ways
-@pytest.mark.parametrize("i", [3, np.array([1, 1])], ids=["integer", "array"])
-@pytest.mark.parametrize("act", PARTS.values(), ids=PARTS)
-def test_an_explicit_mesh_and_an_axis_that_is_sharded(run, act, i, explicit):
-    text = (
-        r"an index of ref `e` \(created at .*\) at .*: as an array's, it can't name a part of an "
-        r"axis that is sharded over an explicit mesh, here as P(artitionSpec)?\('x', None\)\. "
-        r"Index the other axes, use the whole value, `ref\[\.\.\.\]`, or the parts in "
-        r"`refs\.shard_map`"
-    )
-    with pytest.raises(RefValueError, match=text):
-        run(lambda: act(explicit, i))
-    np.testing.assert_array_equal(explicit[...], np.arange(48.0).reshape(16, 3))
 
 
 @pytest.mark.skipif(N == 8, reason="the process with eight devices")

@@ -7,6 +7,7 @@ from typing import Any
 from jax import lax
 
 from refs import _jax
+from refs._sharded import sharded_like
 from refs.errors import RefStateError
 
 
@@ -95,7 +96,11 @@ class Row(Cell):
     def write(self, value: Any) -> None:
         self.whole.write(
             lax.dynamic_update_index_in_dim(
-                self.whole.read(), value, self.index, 0, allow_negative_indices=False
+                self.whole.read(),
+                sharded_like(value, self.read()),
+                self.index,
+                0,
+                allow_negative_indices=False,
             )
         )
 

@@ -15,6 +15,7 @@ from refs._index_syntax import Span
 from refs._indexing import Index
 from refs._nesting import nest
 from refs._places import known
+from refs._sharded import sharded_like
 from refs.errors import MissingRuleError
 
 
@@ -37,7 +38,7 @@ def add(x: Any, transforms: Sequence[Any], value: Any) -> Any:
 
 def _update(x: Any, transforms: Sequence[Any], value: Any, method: str) -> Any:
     if not transforms:
-        return value if method == "write" else jnp.add(x, value)
+        return sharded_like(value if method == "write" else jnp.add(x, value), x)
     if isinstance(transforms[0], _jax.NDIndexer):
         # Indices one after another are one, for the outer may name an element twice.
         index, rest = _index(transforms[0]), list(transforms[1:])
