@@ -213,6 +213,25 @@ def uses_refs(closed: Any) -> bool:
     )
 
 
+def closes_over_tracers(closed: Any) -> bool:
+    """True where a jaxpr, at any depth, has a tracer as a constant.
+
+    JAX's own calls and loops make operands of them, but not when it transposes or linearizes them.
+    """
+    return any(isinstance(c, _jax.Tracer) for c in closed.consts) or _has_open_calls(closed.jaxpr)
+
+
+def _has_open_calls(jaxpr: Any) -> bool:
+    if jaxpr not in _open_calls:
+        _open_calls[jaxpr] = any(
+            closes_over_tracers(inner) for eqn in jaxpr.eqns for inner in _jax.jaxprs_in(eqn.params)
+        )
+    return _open_calls[jaxpr]
+
+
+_open_calls: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
 def _any_ref(variables: Iterable[Any]) -> bool:
     return any(_jax.is_ref_type(v.aval) for v in variables)
 

@@ -252,3 +252,25 @@ assert r[...].tolist() == [0, 16, 32, 48]
 def test_the_first_kernel_of_a_process():
     """JAX imports more while it is traced, and so has more settings than before."""
     subprocess.run([sys.executable, "-c", FIRST_KERNEL], check=True)
+
+
+def merged(a, b):
+    return a + b + a * b
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, refs.jit], ids=["op by op", "jit"])
+@pytest.mark.parametrize("derivative", ["grad", "jacfwd", "hessian"])
+def test_a_reduction_of_what_a_ref_holds(derivative, jit):
+    """With a computation of the user's, which is a jaxpr without refs."""
+    r, start = refs.new_ref(jnp.asarray(X)), refs.new_ref(jnp.float32(0))
+
+    def reduced(r):
+        r[...] *= 2
+        return lax.reduce(r[...], start[...], merged, (0,))
+
+    def pure(x):
+        return lax.reduce(2 * x, np.float32(0), merged, (0,))
+
+    found = jit(getattr(refs, derivative)(reduced))(r)
+    np.testing.assert_allclose(found, getattr(jax, derivative)(pure)(X), rtol=1e-6)
+    np.testing.assert_array_equal(r[...], 2 * X)

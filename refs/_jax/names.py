@@ -221,9 +221,9 @@ def wrap_keys(x: Any, dtype: Any) -> Any:
 
 
 def var_of(tracer: Any) -> Any:
-    """The jaxpr variable that a tracer of a jaxpr trace stands for, or None."""
+    """The variable or literal of a jaxpr that a tracer of its trace stands for, or None."""
     var = getattr(tracer, "val", None)
-    return var if isinstance(var, core.Var) else None
+    return var if isinstance(var, core.Var | Literal) else None
 
 
 def passed_on(ref: Any) -> Any:

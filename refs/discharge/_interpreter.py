@@ -66,7 +66,14 @@ class Context:
 
     def eval(self, closed: Any, args: Sequence[Any]) -> list[Any]:
         """Interprets a closed jaxpr in place: `args` are values and cells, and so are results."""
-        consts = [self.cell_of(c) if isinstance(c, _jax.NativeRef) else c for c in closed.consts]
+        consts = [
+            self.cell_of(c)
+            if isinstance(c, _jax.NativeRef)
+            else self.resolve(c)
+            if isinstance(c, _jax.Tracer)
+            else c
+            for c in closed.consts
+        ]
         return self.eval_open(closed.jaxpr, consts, args)
 
     def eval_open(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:

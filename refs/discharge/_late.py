@@ -60,6 +60,8 @@ class Bindings(NamedTuple):
         if id(const) in self.cells:
             return self.cells[id(const)]
         var = _jax.var_of(const) if isinstance(const, _jax.Tracer) else None
+        if isinstance(var, _jax.Literal):
+            return var.val
         return next((env[var] for env in self.envs if var in env), None)
 
 

@@ -44,7 +44,10 @@ def _involves_refs(eqn: Any, args: Sequence[Any]) -> bool:
     return (
         any(isinstance(a, Cell) for a in args)
         or any(_jax.is_ref_type(v.aval) for v in eqn.outvars)
-        or any(map(_effects.holds_refs, _jax.jaxprs_in(eqn.params)))
+        or any(
+            _effects.holds_refs(closed) or _effects.closes_over_tracers(closed)
+            for closed in _jax.jaxprs_in(eqn.params)
+        )
     )
 
 

@@ -32,7 +32,7 @@ def discharge_jit(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     # A jaxpr called again, over refs that alias in the same way, is discharged only once. One
     # that holds refs as constants is not: they are cells of this very context.
     key = (
-        id(params.jaxpr.jaxpr),
+        id(params.jaxpr),
         _alias_pattern(args),
         len(scope.written),
         len(scope.constants),  # those that are only read, and flags
