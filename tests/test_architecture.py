@@ -52,7 +52,7 @@ LAYERS = [
     ["inplace._rewrite"],
     ["inplace._primitive"],
     ["inplace"],
-    ["transforms._signature", "transforms.in_place"],
+    ["transforms._signature", "transforms._devices", "transforms.in_place"],
     ["transforms._transaction"],
     ["transforms._inputs"],
     [

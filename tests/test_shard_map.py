@@ -3,11 +3,6 @@
 Run on as many devices as there are; `test_on_four_devices` runs this file on four.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +11,9 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 
 import refs
+from refs.errors import RefValueError
 from tests import oracle
+from tests.processes import run_again_with_devices
 
 P = jax.P
 N = len(jax.devices())
@@ -289,20 +286,33 @@ def test_what_raises_changes_nothing():
     assert total[...] == 0
 
 
+@everywhere
+@pytest.mark.parametrize("is_passed", [True, False], ids=["passed", "closed over"])
+def test_a_ref_on_a_single_device(wrap, is_passed):
+    r = refs.new_ref(jax.device_put(X, jax.devices()[0]), name="r")
+
+    def double(x):
+        held = x if is_passed else r
+        held[...] += lax.psum(x[...].sum(), "d")
+
+    mapped = refs.shard_map(double, mesh=mesh(), in_specs=SPLIT, out_specs=None)
+    args = [r] if is_passed else [split()]
+    if N == 1:
+        wrap(mapped)(*args)
+        np.testing.assert_array_equal(r[...], X + X.sum())
+        return
+    doing = "shard_map of" if wrap is oracle.as_is else "a call of"
+    text = (
+        rf"^{doing} `double`: ref `r` \(created at .*\): on a single device, and used with what "
+        r"lies on several\. Make it under `jax\.set_mesh\(mesh\)`, or of an array that is there "
+        r"already, `refs\.new_ref\(jax\.device_put\(value, jax\.NamedSharding\(mesh, "
+        r"jax\.P\(\)\)\)\)`"
+    )
+    with pytest.raises(RefValueError, match=text):
+        wrap(mapped)(*args)
+    np.testing.assert_array_equal(r[...], X)
+
+
 @pytest.mark.skipif(N > 1, reason="there are more devices already")
 def test_on_four_devices():
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", __file__],
-        env={
-            **os.environ,
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-            "JAX_PLATFORMS": "cpu",
-        },
-        cwd=Path(refs.__file__).parent.parent,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-4000:]
-    assert "1 skipped" in run.stdout
+    assert "1 skipped" in run_again_with_devices(4, __file__)

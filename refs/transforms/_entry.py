@@ -14,6 +14,7 @@ from refs._ref import Ref
 from refs._store import get_token, look_at_all, picker
 from refs._tracing import Call, adopt, ref_type, result_of
 from refs.callbacks._held import calls_host, uncopied
+from refs.transforms._devices import devices_told
 from refs.transforms._signature import Static, shardings_of_arguments, shardings_of_result
 from refs.transforms._transaction import Transaction, links_of
 from refs.transforms.in_place import call_in_place
@@ -331,7 +332,9 @@ class Entry:
         For it takes long, and may fail.
         """
         if not self._is_compiled:
-            lowered = self.trace(flat).lower()
+            touched = [*self.written_of(flat), *self.read_of(flat)]
+            with devices_told(f"a call of `{self.name}`", touched):
+                lowered = self.trace(flat).lower()
             if self._compiles_once:
                 lowered.compile()
             self._is_compiled = True

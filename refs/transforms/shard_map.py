@@ -15,6 +15,7 @@ from refs._access import describe
 from refs._ref_type import RefType
 from refs._tracing import Call, ref_type
 from refs.errors import RefTypeError, RefValueError
+from refs.transforms._devices import devices_told
 from refs.transforms._signature import per_leaf, without_views
 from refs.transforms._transaction import Slot, Transaction, in_transaction
 
@@ -85,6 +86,8 @@ def shard_map(
             in_specs = INFER if specs is None else in_specs
             return jax.shard_map(body, in_specs=in_specs, out_specs=out_specs, **options)
 
+        touched = [*call.refs]
+
         def inside(refs: Any, leaves: Any) -> Any:
             # What `f` touches, and what of it is whole, is known once it has been traced on the
             # shards' types; only then can JAX be told the specs of the state.
@@ -101,6 +104,7 @@ def shard_map(
                 sharded(probe, None, of_refs, of_leaves), [_array_type(r) for r in refs], leaves
             )
             [t] = found
+            touched.extend(t.program.refs)
             spec_of = {s: _slot_spec(s, of_refs, refs) for s in t.touch_of}
             state_specs = [spec_of[s] for s in t.written]
             run = sharded(
@@ -113,7 +117,8 @@ def shard_map(
             arrays, made = t.update(refs, lambda *held: run(*held, leaves))
             return t.result(arrays, made, refs)
 
-        return in_transaction(inside, call.refs, call.leaves)
+        with devices_told(f"shard_map of `{getattr(f, '__name__', f)}`", touched):
+            return in_transaction(inside, call.refs, call.leaves)
 
     return mapped
 
