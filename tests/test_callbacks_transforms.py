@@ -1,6 +1,5 @@
 """Callbacks in order, in derivatives, under `checkpoint` and `shard_map`, and in one another."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 import refs
 from refs.errors import RefTypeError, RefValueError
 from tests import oracle
+from tests.processes import run_again_with_devices
 
 S = jax.ShapeDtypeStruct
 P = jax.P
@@ -368,21 +368,5 @@ def test_without_a_mesh(jit):
 
 @pytest.mark.skipif(N > 1, reason="there are more devices already")
 def test_on_four_devices():
-    run = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0"),
-            *(__file__, "-k", "(device or mesh) and not four"),
-        ],
-        env={
-            **os.environ,
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-            "JAX_PLATFORMS": "cpu",
-        },
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-4000:]
-    assert "10 passed" in run.stdout
+    said = run_again_with_devices(4, __file__, "-k", "(device or mesh) and not four")
+    assert "10 passed" in said

@@ -1,10 +1,5 @@
 """Under `jax.disable_jit()` a ref stays where it lies: its devices, their memory, and all of it."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +8,7 @@ from jax import P
 from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 
 import refs
+from tests.processes import run_again_with_devices
 
 N = jax.device_count()
 X = np.arange(8, dtype=np.float32) + 1
@@ -113,17 +109,7 @@ def test_a_callback_does_not_write_what_a_program_reads():
 
 @pytest.mark.skipif(N > 1, reason="there are more devices already")
 def test_on_four_devices():
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", __file__],
-        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
-        cwd=Path(refs.__file__).parent.parent,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-4000:]
-    assert "1 skipped" in run.stdout
+    assert "1 skipped" in run_again_with_devices(4, __file__)
 
 
 def test_a_scan_over_rows_of_a_ref():

@@ -1,9 +1,6 @@
 """refs.jit: which of a function's programs a call runs, when the arguments vary."""
 
-import os
 import signal
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +9,7 @@ import pytest
 
 import refs
 from refs._signals import without_signals
+from tests.processes import run_with_devices
 
 
 def holds(r, *values):
@@ -133,8 +131,7 @@ for n in (1, 2):
 
 
 def test_a_ref_keeps_its_sharding_whatever_others_have():
-    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    subprocess.run([sys.executable, "-c", SHARDED], check=True, env=os.environ | env)
+    run_with_devices(4, "-c", SHARDED)
 
 
 @pytest.mark.parametrize("write", [False, True])

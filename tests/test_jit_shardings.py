@@ -3,10 +3,6 @@
 Run on as many devices as there are; `test_on_four_devices` runs this file on four.
 """
 
-import os
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +10,7 @@ import pytest
 from jax import P
 
 import refs
+from tests.processes import run_again_with_devices
 
 N = len(jax.devices())
 MESH = jax.make_mesh((N,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -157,13 +154,4 @@ def test_inside_another(outer):
 
 @pytest.mark.skipif(N > 1, reason="there are more devices already")
 def test_on_four_devices():
-    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", __file__],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+    assert "1 skipped" in run_again_with_devices(4, __file__)

@@ -1,8 +1,6 @@
 """`refs.vmap` over refs whose type says that the mapped axis is sharded."""
 
-import os
-import subprocess
-import sys
+from tests.processes import run_with_devices
 
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np, refs
@@ -37,11 +35,4 @@ print("done")
 
 
 def test_refs_beside_one_that_is_sharded_over_the_lanes():
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "done\n", done.stderr
+    assert run_with_devices(4, "-c", PROGRAM) == "done\n"

@@ -1,10 +1,5 @@
 """shard_map: a ref operand's state is sharded as the operand is."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +8,7 @@ from jax import lax
 
 import refs
 from tests.discharge.helpers import agree, equations
+from tests.processes import run_with_devices
 
 P = jax.P
 X = np.arange(8, dtype=np.float32)
@@ -174,19 +170,7 @@ print("four devices agree")
 
 
 def test_on_four_devices():
-    root = Path(refs.__file__).parent.parent
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
-    }
-    run = subprocess.run(
-        [sys.executable, "-c", FOUR_DEVICES],
-        env=environment, cwd=root, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-4000:]
-    assert run.stdout.strip() == "four devices agree"
+    assert run_with_devices(4, "-c", FOUR_DEVICES) == "four devices agree\n"
 
 
 def test_a_ref_passed_twice_with_different_specs():
