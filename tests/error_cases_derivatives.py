@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 import refs
 from refs import errors
@@ -41,17 +40,10 @@ def backward_rule_over_a_ref_made_inside(r, i):
     "that it is the rule of doesn't: touch the ref there too, or write it in the backward"
     " rule",
 )
-def forward_rule_that_touches_more_than_its_function(r, i):
-    @jax.custom_vjp
-    def square(x):
-        return x**2
-
-    def forward(x):
-        i[0] += 1
-        return x**2, x
-
-    square.defvjp(forward, lambda x, g: (2 * x * g,))
-    refs.grad(lambda x: lax.scan(lambda c, _: (square(c), None), x, None, length=2)[0])(1.0)
+def a_rule_in_lanes_that_touches_more_than_its_function(r, i):
+    square = jax.custom_jvp(lambda x: x**2)
+    square.defjvp(lambda p, t: (square(*p), i[0] * t[0]))
+    refs.grad(lambda x: refs.vmap(square)(x).sum())(jnp.ones(2))
 
 
 @raises(
@@ -312,6 +304,18 @@ def counted(call_back=False):
     "only accumulates into: only accumulate in the rule, too",
 )
 def a_rule_that_overwrites_what_lanes_accumulate(r, i):
+    _, double = counted()
+    refs.grad(lambda x: refs.vmap(double)(x).sum())(X)
+
+
+@raises(
+    errors.RefValueError,
+    "vmap: use of what other lanes write to ref `count` (created at FILE:N) at an unknown line: "
+    "all lanes share it, so after the map it would depend on the order of the 3 lanes. Map it "
+    "(`in_axes`), only accumulate into it (`ref[...] += …`, at an index array `ref.at[i].add(…)`; "
+    "or only `.multiply`, only `.min` or only `.max`), or loop (`refs.scan`)",
+)
+def a_rule_of_each_lane_that_overwrites_what_lanes_accumulate(r, i):
     _, double = counted()
     refs.vmap(refs.grad(double))(X)
 

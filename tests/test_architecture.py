@@ -31,6 +31,7 @@ LAYERS = [
     ["_absent"],
     ["_touch"],
     ["_tracing", "_effects"],
+    ["_rules"],
     ["callbacks", "callbacks._host"],
     ["callbacks._run"],
     ["callbacks._failure"],

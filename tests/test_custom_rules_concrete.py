@@ -131,7 +131,7 @@ def test_concrete_residuals_in_other_derivatives(jit):
 
 
 @both
-@pytest.mark.parametrize("touches", ["nothing", "the function", "beside it"])
+@pytest.mark.parametrize("touches", ["nothing", "the function", "its rule", "beside it"])
 def test_residuals_that_depend_on_what_is_differentiated(jit, touches):
     """One jaxpr, differentiated in several ways one after another."""
     n = refs.new_ref(0, name="n")
@@ -143,6 +143,8 @@ def test_residuals_that_depend_on_what_is_differentiated(jit, touches):
         return x * y
 
     def forward(x, y):
+        if touches == "its rule":
+            n[...] += 1
         saved = {"x": y.value * 10} if x.perturbed else {}
         saved |= {"y": x.value * 10} if y.perturbed else {}
         return x.value * y.value, saved

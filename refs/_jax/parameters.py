@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -173,6 +174,43 @@ def with_rules(
     else:
         new = {"fwd_jaxpr_thunk": replaced("fwd_jaxpr_thunk", trace), "bwd": replaced("bwd", run)}
     return eqn.replace(params={**eqn.params, **new})
+
+
+def forward_rule(eqn: Any) -> tuple[Any, Sequence[Any], list[Any]]:
+    """A user's rule, where all that can be is differentiated: its jaxpr, constants and operands.
+
+    A JVP rule takes tangents besides.
+    """
+    operands = eqn.invars[eqn.params["num_consts"] :]
+    smooth = [v.aval.to_tangent_aval().dtype != jax.dtypes.float0 for v in operands]
+    if eqn.primitive is custom_jvp_call_p:
+        jaxpr, consts, _ = jvp_rule(eqn.params).trace([not s for s in smooth])
+    else:
+        with _unnoticed(eqn.params):
+            jaxpr, consts = vjp_rule(eqn.params).fwd(smooth)
+    return jaxpr, consts, operands
+
+
+@contextmanager
+def _unnoticed(params: dict[str, Any]) -> Iterator[None]:
+    """While a forward rule is traced of which JAX needn't know what its residuals are."""
+    stores: list[Any] = []
+    if params["symbolic_zeros"]:
+        trace = inspect.getclosurevars(params["fwd_jaxpr_thunk"].f).nonlocals["fn"]
+        stores = [s for s in inspect.getclosurevars(trace).nonlocals["fwd"].stores if s is not None]
+    kept: list[list[Any]] = []
+    for store in stores:
+        try:
+            kept.append([store.val])
+        except lu.StoreException:
+            kept.append([])
+    try:
+        yield
+    finally:
+        for store, values in zip(stores, kept, strict=True):
+            store.reset()
+            for value in values:
+                store.store(value)
 
 
 def vmap_rule(params: dict[str, Any]) -> Callable[..., tuple[list[Any], list[bool]]]:

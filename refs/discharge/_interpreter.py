@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from refs import _effects, _jax
+from refs import _effects, _jax, _rules
 from refs._access import describe
 from refs._effects import Touch
+from refs._rules import has_custom_vjp
 from refs.callbacks._primitives import host_callback_p
 from refs.discharge._cells import Cell, Row, root
 from refs.discharge._lanes import Lanes, Sum
-from refs.discharge._late import Bindings, has_custom_vjp, late, untouched
+from refs.discharge._late import Bindings, late, untouched
 from refs.discharge._ours import rule_of
 from refs.errors import RefEscapeError
 
@@ -96,12 +97,12 @@ class Context:
         """One equation: by its rule if refs are involved, as it is otherwise."""
         # In lanes that part, a callback is made for those only that come by.
         calls_host = self.lanes is not None and _calls_host(eqn)
-        rule = rule_of(eqn, args, is_ours=calls_host or self._may_touch_later(eqn))
+        is_ours = calls_host or self._may_touch_later(eqn) or self._touches_in_rules(eqn)
+        rule = rule_of(eqn, args, is_ours)
         if rule is not None:
             return rule(self, eqn, args)
         if self.differentiated or self.lanes is not None:
-            runs_once = self._around is None and self.lanes is None
-            eqn = late(eqn, self.bindings(), self._memo, runs_once)
+            eqn = late(eqn, self.bindings(), self._memo)
         return _jax.bind_eqn(eqn, args)
 
     def _may_touch_later(self, eqn: Any) -> bool:
@@ -110,6 +111,9 @@ class Context:
             _jax.is_custom_vjp(eqn)
             or any(has_custom_vjp(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
         )
+
+    def _touches_in_rules(self, eqn: Any) -> bool:
+        return self.differentiated and any(True for _ in _rules.touched_by_rules(eqn))
 
     def is_used(self, var: Any) -> bool:
         """True if anything uses an output of the equation under way."""
@@ -130,12 +134,12 @@ class Context:
             self._memo[key] = (alive, make())
         return self._memo[key][1]
 
-    def scope(self, *calls: tuple[Any, Sequence[Any]], has_rules: bool = False) -> Scope:
+    def scope(self, *calls: tuple[Any, Sequence[Any]], rules_of: Any = None) -> Scope:
         """Prepares inner jaxprs, each with its operands, to be run as pure functions.
 
-        `has_rules` says that they have derivative rules of the user's.
+        `rules_of` is their equation, if it has derivative rules of the user's.
         """
-        return Scope(self, calls, Touch.HELD if has_rules else Touch.NONE)
+        return Scope(self, calls, rules_of)
 
     @contextmanager
     def where(self, flag: Any) -> Iterator[Lanes]:
@@ -187,22 +191,30 @@ class Scope:
       sums: the distinct refs among them that lanes share and accumulate into.
     """
 
-    def __init__(self, ctx: Context, calls: Sequence[tuple[Any, Sequence[Any]]], least: Touch):
+    def __init__(self, ctx: Context, calls: Sequence[tuple[Any, Sequence[Any]]], rules_of: Any):
         self._ctx = ctx
         self.bindings = ctx.bindings()
+        least = Touch.NONE if rules_of is None else Touch.HELD
         touched: list[tuple[Cell, Touch]] = []
         self.portable = True
         for closed, args in calls:
             # What a backward rule touches are the refs of this very call.
             self.portable &= not has_custom_vjp(closed.jaxpr)
-            found = _effects.touches(closed)
+            if not ctx.differentiated:
+                found = _effects.touches(closed)
+            elif rules_of is None:
+                found = _rules.touches(closed)
+            else:
+                found = _rules.touches_of_call(rules_of, closed)
             for arg, kind in zip(args, found.inputs, strict=True):
                 if isinstance(arg, Cell):
                     touched.append((arg, kind or least))
             for const, kind in (*zip(closed.consts, found.consts, strict=True), *found.hidden):
                 if isinstance(const, _jax.NativeRef):
-                    touched.append((ctx.cell_of(const), kind))
                     self.portable = False
+                    # One that isn't known here is a rule's, which needn't be asked.
+                    if isinstance(cell := self.bindings.find(const), Cell):
+                        touched.append((cell, kind))
         # Rows of one ref may be the same row, or the ref itself may be here too: then it is the
         # ref that is state, and its rows are read and written within it.
         sums = {id(cell.ref): cell.ref for cell, _ in touched if isinstance(cell, Sum)}

@@ -16,6 +16,7 @@ import jax
 
 from refs import _jax
 from refs._access import describe
+from refs._rules import has_custom_rules
 from refs.discharge._cells import Cell
 from refs.discharge._registry import rule_for
 from refs.errors import RefEscapeError, RefStateError
@@ -37,17 +38,14 @@ class Bindings(NamedTuple):
     inside: Callable[[Cell], Cell | None]
 
     def find(self, const: Any) -> Any:
-        """The value or cell that a constant of a rule stands for; itself, if it is none of ours."""
+        """The value or cell that a constant of a rule stands for here; itself, if there is none."""
         here = self._here(const)
         if here is not None or self.outer is None:
             return const if here is None else here
         found = self.outer.find(const)
         if not isinstance(found, Cell):
             return found
-        cell = self.inside(found)
-        if cell is None:
-            raise untouched(found.describe())
-        return cell
+        return self.inside(found) or const
 
     def target(self, const: Any) -> Any:
         """What it is once the interpretation has ended: of a ref, the ref itself or None."""
@@ -72,14 +70,12 @@ def untouched(described: str) -> RefStateError:
     )
 
 
-def late(eqn: Any, bindings: Bindings, known: dict[Any, Any], runs_once: bool) -> Any:
+def late(eqn: Any, bindings: Bindings, known: dict[Any, Any]) -> Any:
     """An equation without refs, the rules in which find what they close over.
 
     `known` keeps what was made of a jaxpr, so that one that is called many times stays one.
-    `runs_once` says that the equation does: then a rule may touch refs that nothing else touches,
-    as JAX lets it. It does so itself.
     """
-    return _Late(bindings, known).equation(eqn, runs_once)
+    return _Late(bindings, known).equation(eqn)
 
 
 class _Late(NamedTuple):
@@ -90,7 +86,6 @@ class _Late(NamedTuple):
     def equation(
         self,
         eqn: Any,
-        runs_once: bool = False,
         found_closed: Callable[[_Rule], None] = lambda rule: None,
     ) -> Any:
         if not _jax.has_rules(eqn):
@@ -112,7 +107,7 @@ class _Late(NamedTuple):
                 found_closed(_Rule.FORWARD)
             found = [self.bindings.find(c) for c in consts]
             for x in found:
-                if isinstance(x, Cell) or (isinstance(x, _jax.NativeRef) and not runs_once):
+                if isinstance(x, Cell | _jax.NativeRef):
                     raise untouched(x.describe() if isinstance(x, Cell) else describe(x))
             return self.jaxpr(jaxpr), found
 
@@ -158,32 +153,6 @@ def _is_open(jaxpr: Any) -> bool:
 
 # Of a jaxpr's equations: which rules close over nothing that isn't an array, as far as is known.
 _closed: WeakKeyDictionary[Any, dict[int, set[_Rule]]] = WeakKeyDictionary()
-
-
-def has_custom_vjp(jaxpr: Any) -> bool:
-    """True where a jaxpr, at any depth, has a derivative rule whose backward pass is a user's."""
-    return _has_rules(jaxpr, _jax.is_custom_vjp, _with_backward)
-
-
-def has_custom_rules(jaxpr: Any) -> bool:
-    """True where a jaxpr, at any depth, has a derivative rule of a user's."""
-    return _has_rules(jaxpr, _jax.has_rules, _with_rules)
-
-
-def _has_rules(
-    jaxpr: Any, test: Callable[[Any], bool], known: WeakKeyDictionary[Any, bool]
-) -> bool:
-    if jaxpr not in known:
-        known[jaxpr] = any(
-            test(eqn)
-            or any(_has_rules(inner.jaxpr, test, known) for inner in _jax.jaxprs_in(eqn.params))
-            for eqn in jaxpr.eqns
-        )
-    return known[jaxpr]
-
-
-_with_backward: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-_with_rules: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def apply_backward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from refs import _access, _effects
+from refs import _access, _effects, _rules
 from refs._effects import Touch
 from refs._tracing import is_ref, one_name, unique
 from refs.discharge._cells import Cell
@@ -22,23 +22,26 @@ class Program(NamedTuple):
       refs: the refs that it closes over, distinct, those of inner jaxprs included.
       const_refs: for each constant: which of `refs` it is, or None.
       position: the identity of a ref -> which of `refs` it is, under any name.
+      is_differentiated: whether what forward rules do is counted, too.
     """
 
     jaxpr: Any
     refs: list[Any]
     const_refs: tuple[int | None, ...]
     position: dict[int, int]
+    is_differentiated: bool = False
 
     @staticmethod
-    def of(jaxpr: Any) -> Program:
+    def of(jaxpr: Any, is_differentiated: bool = False) -> Program:
         consts = [c for c in jaxpr.consts if is_ref(c)]
-        hidden = [ref for ref, _ in _effects.touches(jaxpr).hidden]
+        touches = _rules.touches if is_differentiated else _effects.touches
+        hidden = [ref for ref, _ in touches(jaxpr).hidden]
         mentioned = [*consts, *hidden]
         refs, places = unique([one_name(ref) for ref in mentioned])
         position = {id(ref): k for k, ref in enumerate(refs)}
         position |= {id(ref): k for ref, k in zip(mentioned, places, strict=True)}
         const_refs = tuple(position[id(c)] if is_ref(c) else None for c in jaxpr.consts)
-        return Program(jaxpr, refs, const_refs, position)
+        return Program(jaxpr, refs, const_refs, position, is_differentiated)
 
     def touches(
         self, same: dict[int, int], held: Touch = Touch.NONE
@@ -52,6 +55,8 @@ class Program(NamedTuple):
             key = {name: id(self.refs[k]) for name, k in self.position.items()}
             inputs = {self.jaxpr.jaxpr.invars[i]: id(self.refs[k]) for i, k in same.items()}
             found = _effects.touches_under(self.jaxpr, _effects.Names(inputs, key))
+        if self.is_differentiated:
+            found = _rules.with_rules(self.jaxpr, found)
         refs = [Touch.NONE] * len(self.refs)
         for k, kind in zip(self.const_refs, found.consts, strict=True):
             if k is not None:

@@ -27,7 +27,7 @@ def discharge_custom_jvp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
     """
     [closed] = _jax.jaxprs_in(eqn.params)
     rule = _jax.jvp_rule(eqn.params)
-    scope = ctx.scope((closed, args), has_rules=True)
+    scope = ctx.scope((closed, args), rules_of=eqn)
     where, n_read = _jax.user_line(eqn), len(scope.read)
 
     # The lanes' sums are arguments: their tangents, too, are added to.

@@ -30,7 +30,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
     """
     [closed] = _jax.jaxprs_in(eqn.params)
     rule = _jax.vjp_rule(eqn.params)
-    scope = ctx.scope((closed, args), has_rules=True)
+    scope = ctx.scope((closed, args), rules_of=eqn)
     where, variance = _jax.user_line(eqn), ctx.lanes and ctx.lanes.variance
     n_written, n_read = len(scope.written), len(scope.read)
     n_flags = len(scope.constants) - n_read

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs._access import describe
+from refs._rules import has_custom_vjp
 from refs._tracing import NewRef, PartlyKnown, zeros_like
-from refs.discharge._late import has_custom_vjp
 from refs.errors import RefEscapeError, RefTypeError, RefValueError
 from refs.transforms._inputs import Inputs
 from refs.transforms._signature import flags

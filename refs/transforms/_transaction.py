@@ -68,9 +68,15 @@ class Transaction:
       held: what derivative rules may do to a slot that is given to their function and not touched.
     """
 
-    def __init__(self, traced: Trace, arguments: Sequence[Any], held: Touch = Touch.NONE):
+    def __init__(
+        self,
+        traced: Trace,
+        arguments: Sequence[Any],
+        held: Touch = Touch.NONE,
+        is_differentiated: bool = False,
+    ):
         self.traced, self.held = traced, held
-        self.program = Program.of(traced.jaxpr)
+        self.program = Program.of(traced.jaxpr, is_differentiated)
         self.links = links_of(arguments, self.program.refs)
         self._n_arguments = len(arguments)
         same = {i: k for i, k in enumerate(self.links) if k is not None}
@@ -111,7 +117,7 @@ class Transaction:
         before = lookups()
         traced = trace(fun, types, leaves, rebuild, axis_env)
         has_wrappers = lookups() > before
-        t = Transaction(traced, arguments, held)
+        t = Transaction(traced, arguments, held, is_differentiated)
         same = {
             i: t.program.refs[k]
             for i, k in enumerate(t.links)
@@ -127,7 +133,8 @@ class Transaction:
             return rebuild(refs, leaves)
 
         with other_names() as names:
-            return Transaction(trace(fun, types, leaves, knowing, axis_env), arguments, held)
+            again = trace(fun, types, leaves, knowing, axis_env)
+            return Transaction(again, arguments, held, is_differentiated)
 
     def run(
         self,
