@@ -53,5 +53,5 @@ def automatically(f: Callable[..., Any], index: Any, out_sharding: Any, x: Any, 
             leaves[k] = array
         return f(jax.tree.unflatten(tree, leaves), x, *args)
 
-    run = jax.sharding.auto_axes(run, axes=mesh.explicit_axes, out_sharding=out_sharding)
-    return run(x, [leaves[k] for k in places], *args)
+    automatic: Any = jax.sharding.auto_axes(run, axes=mesh.explicit_axes, out_sharding=out_sharding)
+    return automatic(x, [leaves[k] for k in places], *args)

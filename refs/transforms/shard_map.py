@@ -57,7 +57,8 @@ def shard_map(
     Raises:
       RefTypeError: when called, if the spec of a ref is none, or a view is split.
       RefValueError: when called, if a ref is split in two ways, or is split and closed over; or if
-        what is written to a ref varies over axes that its spec doesn't name.
+        what is written to a ref varies over axes that its spec doesn't name; or if a ref lies on
+        a single device, and JAX doesn't move it to those of the mesh.
 
     >>> mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     >>> P = jax.sharding.PartitionSpec
