@@ -354,32 +354,38 @@ def _same_part(jaxpr: Any, get: Any, swap: Any) -> bool:
     )
 
 
-def _same_value(jaxpr: Any, a: Any, b: Any, assumed: set[Any] | None = None) -> bool:
+def _same_value(jaxpr: Any, a: Any, b: Any) -> bool:
     """True for one variable, and for two that the same was done to the same for.
 
     An index, `v[...] += x` of a view for instance, is computed for the reading and once more for
-    the writing. A pair is looked at once, however many ways lead to it: one that isn't the same
-    ends it all.
+    the writing. A pair is looked at once, however many ways lead to it.
     """
-    if isinstance(a, _jax.Literal) or isinstance(b, _jax.Literal):
-        both = isinstance(a, _jax.Literal) and isinstance(b, _jax.Literal)
-        return both and np.array_equal(a.val, b.val)
-    assumed = set() if assumed is None else assumed
-    if a is b or (a, b) in assumed:
-        return True
-    assumed.add((a, b))
-    one, other = (_makers(jaxpr).get(v) for v in (a, b))
-    return (
-        one is not None
-        and other is not None
-        and one.primitive is other.primitive
-        and one.params == other.params
-        and not one.effects
-        and one.outvars.index(a) == other.outvars.index(b)
-        and all(
-            _same_value(jaxpr, x, y, assumed) for x, y in zip(one.invars, other.invars, strict=True)
-        )
-    )
+    pairs, seen = [(a, b)], set[Any]()
+    while pairs:
+        a, b = pairs.pop()
+        if isinstance(a, _jax.Literal) or isinstance(b, _jax.Literal):
+            both = isinstance(a, _jax.Literal) and isinstance(b, _jax.Literal)
+            if not (both and np.array_equal(a.val, b.val)):
+                return False
+        elif a is not b and (a, b) not in seen:
+            seen.add((a, b))
+            one, other = (_makers(jaxpr).get(v) for v in (a, b))
+            if one is None or other is None or not _does_the_same(one, other):
+                return False
+            if one.outvars.index(a) != other.outvars.index(b):
+                return False
+            pairs += zip(one.invars, other.invars, strict=True)
+    return True
+
+
+def _does_the_same(one: Any, other: Any) -> bool:
+    """Whether two equations give equal operands equal results."""
+    if one.primitive is not other.primitive or one.effects:
+        return False
+    try:
+        return len(one.invars) == len(other.invars) and bool(one.params == other.params)
+    except Exception:  # A parameter may hold arrays, which aren't equal or not.
+        return False
 
 
 def _makers(jaxpr: Any) -> dict[Any, Any]:
