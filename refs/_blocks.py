@@ -41,7 +41,7 @@ class Block(NamedTuple):
             inside = functools.reduce(
                 lax.bitwise_and,
                 [
-                    lax.bitwise_and(lax.ge(i, i.dtype.type(0)), lax.lt(i, i.dtype.type(n)))
+                    lax.bitwise_and(lax.ge(i, i.dtype.type(0)), lax.lt(i, jnp.asarray(n, i.dtype)))
                     for i, n in self.unchecked
                 ],
             )
@@ -52,7 +52,7 @@ class Block(NamedTuple):
     @property
     def _starts(self) -> list[Any]:
         """All of one type, also where JAX's Python integers are wider."""
-        n = max(self.shape)
+        n = _widest(self.shape)
         return [narrow(np.asarray(s), n) if is_static(s) else s for s in self.starts]
 
 
@@ -63,7 +63,7 @@ def block_of(dims: tuple[Any, ...], shape: tuple[int, ...]) -> Block:
     rest: list[Any] = []
     unchecked: list[tuple[Any, int]] = []
     with_arrays = any(is_array(d) for d in dims)
-    widest = max(shape, default=0)
+    widest = _widest(shape)
 
     def start(i: Any, n: int, size: int) -> Any:
         return i if is_static(i) else within(i, n - size)
@@ -95,6 +95,11 @@ def block_of(dims: tuple[Any, ...], shape: tuple[int, ...]) -> Block:
         tuple(unchecked),
         tuple(rest) if with_arrays or stepped else None,
     )
+
+
+def _widest(shape: tuple[int, ...]) -> int:
+    """The greatest size of those that are known."""
+    return max(filter(is_static, shape), default=0)
 
 
 def _located(i: Any, n: int, widest: int) -> Any:

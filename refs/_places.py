@@ -60,7 +60,7 @@ def narrow(i: Any, n: int) -> Any:
     What that can't hold is out of bounds, and stays so.
     """
     dtype = np.dtype(np.int32)
-    if n > np.iinfo(dtype).max and jax.config.read("jax_enable_x64"):
+    if is_static(n) and n > np.iinfo(dtype).max and jax.config.read("jax_enable_x64"):
         dtype = np.dtype(np.int64)
     if i.dtype == dtype:
         return i
@@ -79,9 +79,9 @@ def located(i: Any, n: int) -> Any:
     if is_static(i):
         return int(i)
     i = narrow(i, n)
-    if isinstance(i, np.ndarray):
+    if isinstance(i, np.ndarray) and is_static(n):
         return np.where(i < 0, i + i.dtype.type(n), i)
-    zero, size = (i.dtype.type(k) if not i.ndim else lax.full_like(i, k) for k in (0, n))
+    zero, size = (_number(k, i) if not i.ndim else lax.full_like(i, k) for k in (0, n))
     return lax.select(lax.lt(i, zero), lax.add(i, size), i)
 
 
@@ -92,15 +92,20 @@ def clipped(i: Any, n: int) -> Any:
 
 def within(i: Any, last: int) -> Any:
     """The number nearest to `i` from 0 to `last`."""
-    if isinstance(i, np.ndarray):
+    if isinstance(i, np.ndarray) and is_static(last):
         return np.asarray(np.clip(i, 0, last))
-    return lax.clamp(i.dtype.type(0), i, i.dtype.type(last))
+    return lax.clamp(i.dtype.type(0), i, _number(last, i))
+
+
+def _number(k: Any, like: Any) -> Any:
+    """A number of the type of an index; a size that is a symbol is one that isn't known."""
+    return like.dtype.type(k) if is_static(k) else jnp.asarray(k, like.dtype)
 
 
 def is_inside(i: Any, n: int) -> Any:
     """Whether an index on an axis of size `n` is in bounds."""
     i = located(i, n)
-    return (i >= 0) & (i < n)
+    return (i >= 0) & (i < (n if is_static(n) else jnp.asarray(n)))
 
 
 def unwrapped(i: Any, n: int) -> Any:

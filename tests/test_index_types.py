@@ -110,8 +110,12 @@ def test_an_axis_of_size_0(run, shape):
         assert part.size == 0
 
 
-@pytest.mark.parametrize("jit", [jax.jit, refs.jit])
-def test_axes_whose_size_is_a_symbol(jit):
+def state_in_and_out(f):
+    return lambda *args: refs.functionalize(lambda _, *args: f(*args))((), *args)[0]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, refs.jit, jax.jit, state_in_and_out])
+def test_axes_whose_size_is_a_symbol(wrap):
     def f(x):
         q = refs.new_ref(jnp.zeros_like(x))
         q[...] = x
@@ -120,5 +124,24 @@ def test_axes_whose_size_is_a_symbol(jit):
         return q[...] + q[0]
 
     shape = jax.export.symbolic_shape("b, 2")
-    exported = jax.export.export(jax.jit(jit(f)))(jax.ShapeDtypeStruct(shape, jnp.float32))
+    exported = jax.export.export(jax.jit(wrap(f)))(jax.ShapeDtypeStruct(shape, jnp.float32))
     np.testing.assert_array_equal(exported.call(jnp.ones((2, 2))), [[4, 8], [3, 6]])
+
+
+@pytest.mark.parametrize("wrap", [refs.jit, state_in_and_out])
+@pytest.mark.parametrize("i", [0, 1, -1, 3, -9])
+def test_places_on_an_axis_whose_size_is_a_symbol(wrap, i):
+    def f(x, i):
+        q = refs.new_ref(x)
+        q[i] = 5.0
+        q[i, 1] += 1
+        part = q[jax.ds(i, 1), 1]
+        q.at[i[None]].multiply(2)
+        return q[...], q[i], part, q[i[None] + jnp.arange(1)]
+
+    size, x, i = jax.export.symbolic_shape("b"), np.arange(6.0, dtype=np.float32), jnp.int32(i)
+    types = jax.ShapeDtypeStruct((*size, 2), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
+    exported = jax.export.export(jax.jit(wrap(f)))(*types)
+    x = jnp.asarray(x.reshape(3, 2))
+    for got, want in zip(exported.call(x, i), refs.jit(f)(x, i), strict=True):
+        np.testing.assert_array_equal(got, want)

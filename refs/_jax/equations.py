@@ -76,6 +76,11 @@ def user_line(eqn: Any) -> str:
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else "an unknown line"
 
 
+def captured(traced: Any) -> Sequence[Any]:
+    """The values of an enclosing trace that are the first operands of a stage of JAX's jit."""
+    return traced._consts
+
+
 def any_equation(closed: Any, test: Callable[[Any], bool]) -> bool:
     """Whether an equation of a jaxpr, or of one in it, passes the test."""
     return any(

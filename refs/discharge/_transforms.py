@@ -14,7 +14,7 @@ from refs import _jax
 from refs._index_syntax import Span
 from refs._indexing import Index
 from refs._nesting import nest
-from refs._places import known
+from refs._places import is_static, known
 from refs._sharded import sharded_like
 from refs.errors import MissingRuleError
 
@@ -91,13 +91,13 @@ def _index(indexer: Any) -> Index:
 
 def _dims(indexer: Any) -> list[Any]:
     return [
-        Span(_known(d.start, n), int(d.size), d.stride)
-        if isinstance(d, _jax.Slice)
-        else _known(d, n)
+        Span(_known(d.start, n), d.size, d.stride) if isinstance(d, _jax.Slice) else _known(d, n)
         for d, n in zip(indexer.indices, indexer.shape, strict=True)
     ]
 
 
 def _known(i: Any, n: int) -> Any:
     """A Python integer in bounds where the index is known, else an array or tracer."""
-    return i if isinstance(i, jax.Array) else known(np.asarray(i), n)
+    if isinstance(i, jax.Array) or not is_static(n):
+        return i
+    return known(np.asarray(i), n)

@@ -14,6 +14,7 @@ import jax
 from jax.interpreters import ad
 
 from refs import _jax
+from refs._effects import used
 from refs.inplace._flatten import in_place_p
 from refs.inplace._rewrite import rewrite
 
@@ -21,8 +22,12 @@ in_place_p.multiple_results = True
 
 
 def run_in_place(closed: Any, args: Sequence[Any]) -> list[Any]:
-    """What a jaxpr returns, run in place when it is compiled."""
-    return in_place_p.bind(*closed.consts, *args, jaxpr=_jax.without_constants(closed))
+    """What a jaxpr returns, run in place when it is compiled. What it doesn't use isn't passed."""
+    closed, args = _jax.without_constants(closed), [*closed.consts, *args]
+    variables = closed.jaxpr.invars
+    kept = [k for k, v in enumerate(variables) if v in used(closed.jaxpr)]
+    jaxpr = closed.replace(jaxpr=closed.jaxpr.replace(invars=[variables[k] for k in kept]))
+    return in_place_p.bind(*(args[k] for k in kept), jaxpr=jaxpr)
 
 
 @_jax.def_effectful_abstract_eval(in_place_p)
@@ -43,7 +48,20 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Any) -> Any:
     return jax.jvp(fun, tuple(primals), tuple(map(_jax.instantiate, tangents)))
 
 
+def _transpose(cotangents: Sequence[Any], *args: Any, jaxpr: Any) -> list[Any]:
+    linear = [k for k, x in enumerate(args) if ad.is_undefined_primal(x)]
+
+    def fun(*operands: Any) -> list[Any]:
+        given = dict(zip(linear, operands, strict=True))
+        return _evaluate(*(given.get(k, x) for k, x in enumerate(args)), jaxpr=jaxpr)
+
+    transposed = jax.linear_transpose(fun, *(args[k].aval for k in linear))
+    found = dict(zip(linear, transposed([*map(_jax.instantiate, cotangents)]), strict=True))
+    return [found.get(k) for k in range(len(args))]
+
+
 ad.primitive_jvps[in_place_p] = _jvp
+ad.primitive_transposes[in_place_p] = _transpose
 _jax.register_call_batching(in_place_p)
 _jax.register_call_to_lojax(in_place_p)
 _jax.register_call_lowering(in_place_p, rewrite)

@@ -88,6 +88,7 @@ class Entry:
         t, self.out_tree = transaction, transaction.traced.out_tree
         for ref in t.program.refs:
             check_ref(ref, "call")
+        self.effectful_jaxpr = t.traced.jaxpr
         self.flatten = call.tree.flatten_up_to
         self._place(call, donated)
         self._tokens = self._pick = None

@@ -1,31 +1,39 @@
-"""The form of a function for calls that touch no refs: JAX's own jit of it, and nothing else."""
+"""The form of a function for calls that touch no refs: JAX's own jit of it, and nothing else.
+
+Refs that the function makes for itself, and keeps to itself, are nobody else's affair: then it is
+JAX's jit of the function without them.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import jax
 
 from refs import _jax
-from refs._effects import uses_refs
+from refs._effects import Touch, uses_refs
 from refs._tracing import Trace, advised, is_ref, strip_refs
 from refs.callbacks._held import calls_host
 from refs.transforms._entry import OtherTypes
+from refs.transforms._signature import Choice
+from refs.transforms._transaction import Transaction
+from refs.transforms.in_place import call_in_place
 
 
 class Plain:
     """A form of a function for arguments that are no refs.
 
     Its trace says whether there are others: closed over, made inside, returned. If there are none,
-    the function is JAX's own affair in all respects. If there are, the trace is what an `Entry` is
-    made of.
+    the function is JAX's own affair in all respects. If it makes all of them for itself, that is
+    its `discharged` form. Of any other, the trace is what an `Entry` is made of.
 
     Attributes:
       static, is_alone, flatten: as those of an `Entry`.
-      closes_over_tracers: whether it closes over values of an enclosing trace.
+      captured: the values of an enclosing trace that it closes over.
+      effectful_jaxpr: with its own refs, where it has some.
       compiled: the function under `jax.jit`, with all of the user's keywords. Where it would have
         to be traced anew it raises `OtherTypes`: with other types of arguments it may touch refs.
     """
@@ -37,11 +45,13 @@ class Plain:
         fun: Callable[..., Any],
         static: Any,
         flatten: Callable[..., Any],
-        choose_static: Mapping[str, Any],
+        chosen: Choice,
         keywords: Mapping[str, Any],
     ):
+        self._fun, self._chosen, self._keywords = fun, chosen, keywords
         self.static, self.is_alone, self.flatten = static, True, flatten
-        self.closes_over_tracers = False
+        self.captured: Sequence[Any] = ()
+        self.effectful_jaxpr: Any = None
         self._asks = asks = object()
         self._returned: list[Any] = []
         returned = self._returned
@@ -59,10 +69,11 @@ class Plain:
             return arrays, new
 
         traced.__name__ = _jax.fun_name(fun)
+        static_ones = chosen.keywords("static")
         # Shardings are those of the result as it stands, refs included, which `traced` doesn't
         # always return. It is traced once for both: JAX finds the trace by the function.
-        self._bare = jax.jit(traced, **choose_static)
-        self.compiled = jax.jit(traced, **choose_static, **keywords)
+        self._bare = jax.jit(traced, **static_ones)
+        self.compiled = jax.jit(traced, **static_ones, **keywords)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call, whether or not the function has been traced for it."""
@@ -76,12 +87,30 @@ class Plain:
         """The trace of a function that touches refs or returns them, None of any other."""
         with advised():
             traced = self._ask(self._bare.trace, args, kwargs)
-        # JAX makes operands of them.
-        self.closes_over_tracers = len(traced.jaxpr.in_avals) > traced.in_tree.num_leaves
+        self.captured = _jax.captured(traced)
         if not self.returns_refs and not (uses_refs(traced.jaxpr) or calls_host(traced.jaxpr)):
             return None
         tree = traced.out_tree
         return Trace(traced.jaxpr, *(self._returned or (tree, (None,) * tree.num_leaves)))
+
+    def discharged(self, trace: Trace) -> Plain | None:
+        """The form without refs, if the function makes all those of its trace for itself."""
+        t = Transaction(trace, (), Touch.READ | Touch.WRITE)
+        inputs = any(_jax.is_ref_type(aval) for aval in trace.jaxpr.in_avals)
+        if inputs or t.program.refs or self.returns_refs or calls_host(trace.jaxpr):
+            return None
+        captured = self.captured
+
+        @functools.wraps(self._fun)
+        def pure(*args: Any, **kwargs: Any) -> Any:
+            _, args, kwargs = self._chosen.split(args, kwargs)
+            leaves = [*captured, *jax.tree.leaves((args, kwargs))]
+            _, (arrays, _) = call_in_place(t.run, [], [], leaves)
+            return trace.out_tree.unflatten(arrays)
+
+        form = Plain(pure, self.static, self.flatten, self._chosen, self._keywords)
+        form.captured, form.effectful_jaxpr = captured, trace.jaxpr
+        return form
 
     @property
     def returns_refs(self) -> bool:

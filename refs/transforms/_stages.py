@@ -39,14 +39,13 @@ class Traced(_Stage):
       effectful_jaxpr: what the function does, with refs.
       jaxpr: the pure jaxpr that is compiled: state in, new state first among what comes out. In
         it, the program is one `in_place` equation: it is put in order when it is lowered. Of a
-        function that touches no refs, both are what it does.
+        function that has no refs, both are what it does.
     """
 
     def __init__(self, entry: Any, of_jax: Any, known: _Known):
         super().__init__(entry, of_jax, known)
         self.jaxpr = of_jax.jaxpr
-        is_plain = entry.is_plain
-        self.effectful_jaxpr = self.jaxpr if is_plain else entry.transaction.traced.jaxpr
+        self.effectful_jaxpr = entry.effectful_jaxpr or self.jaxpr
 
     def lower(
         self, *, lowering_platforms: Sequence[str] | None = None, _private_parameters: Any = None
@@ -54,7 +53,7 @@ class Traced(_Stage):
         """Lowers to StableHLO, for other platforms than this machine's if they are given.
 
         Raises:
-          RefTypeError: for `jax.export`, if the function touches refs.
+          RefTypeError: for `jax.export`, if the function touches refs besides its own.
         """
         if _private_parameters is not None and not self._entry.is_plain:
             t = self._entry.transaction

@@ -14,7 +14,7 @@ from refs import _jax
 from refs._access import check_ref
 from refs._eager import is_ours, sharding_of
 from refs._ref import Ref
-from refs._tracing import Call, is_ref, ref_type
+from refs._tracing import Call, Trace, is_ref, ref_type
 from refs.errors import RefTypeError
 from refs.transforms._dispatch import NoEntry, dispatcher, run_carefully
 from refs.transforms._entry import Entry, Options
@@ -258,8 +258,8 @@ class Programs:
             key = self._key(static, call)
             plain = next((e for e in self._entries.get(key, ()) if e.is_plain), None)
             if plain is None:
-                plain = self._plain(static, call)
-                if plain.find_refs(args, kwargs) is None and not plain.closes_over_tracers:
+                plain, traced = self._traced(static, call)
+                if traced is None and not plain.captured:
                     plain = self._add(key, call, plain)
             if not plain.returns_refs:
                 return plain.run(args, kwargs)
@@ -302,7 +302,7 @@ class Programs:
         return first
 
     def _made(self, static: Static | None, call: Call) -> Any:
-        """An entry, which is a `Plain` if there are no refs at all."""
+        """An entry, which is a `Plain` if it touches no refs but those that it makes for itself."""
         if call.refs:
 
             def rebuild(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
@@ -310,8 +310,7 @@ class Programs:
 
             transaction = Transaction.of(self._fun, call.refs, call.leaves, rebuild)
         else:
-            plain = self._plain(static, call)
-            traced = plain.find_refs(*self._arguments(static, call))
+            plain, traced = self._traced(static, call)
             if traced is None:
                 return plain
             transaction = Transaction(traced, ())
@@ -320,9 +319,15 @@ class Programs:
         return Entry(transaction, name, static, donated, self._options, call)
 
     def _plain(self, static: Static | None, call: Call) -> Plain:
-        chosen = self._static.keywords("static")
         keywords = self._donate.keywords("donate") | self._options._asdict()
-        return Plain(self._fun, static, call.tree.flatten_up_to, chosen, keywords)
+        return Plain(self._fun, static, call.tree.flatten_up_to, self._static, keywords)
+
+    def _traced(self, static: Static | None, call: Call) -> tuple[Plain, Trace | None]:
+        """A `Plain`, and its trace if that has refs which it can't do without."""
+        plain = self._plain(static, call)
+        traced = plain.find_refs(*self._arguments(static, call))
+        own = traced and plain.discharged(traced)
+        return (own, None) if own else (plain, traced)
 
     @staticmethod
     def _arguments(static: Static | None, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
