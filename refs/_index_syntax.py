@@ -63,9 +63,13 @@ def expand(idx: Any, shape: tuple[int, ...]) -> list[Any]:
     for entry in as_tuple(idx):
         entries += _entry(entry)
     if any(isinstance(e, _Everything) for e in entries):
+        basic = NewAxis | slice | _jax.Slice | type(...)
+        places = [k for k, e in enumerate(entries) if not isinstance(e, basic)]
         alone = not any(isinstance(e, _Mask) or getattr(e, "ndim", 0) for e in entries)
         entries = [e for e in entries if not isinstance(e, _Everything)]
-        entries = [NewAxis(), *entries] if alone else entries
+        if alone:  # Where they and integers stand, in front if there is something between them.
+            together = places[-1] - places[0] == len(places) - 1
+            entries.insert(places[0] if together else 0, NewAxis())
     used = sum(1 for e in entries if not isinstance(e, NewAxis) and e is not ...)
     if used > len(shape):
         raise RefIndexError(f"too many indices: {used} for an array of shape {shape}")

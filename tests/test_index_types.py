@@ -145,3 +145,28 @@ def test_places_on_an_axis_whose_size_is_a_symbol(wrap, i):
     x = jnp.asarray(x.reshape(3, 2))
     for got, want in zip(exported.call(x, i), refs.jit(f)(x, i), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "idx",
+    [
+        True, (True, 0), (slice(None), True), (..., True), (0, slice(None), True), (True, True),
+        (True, slice(None), True), (None, True), (slice(None), True, True), (slice(None), 0, True),
+        (0, None, True), (slice(None), True, 1),
+    ],
+)  # fmt: skip
+def test_the_axis_of_a_scalar_true_stands_where_it_stands(idx):
+    x = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    wanted = x.copy()
+    part = x[idx]
+    wanted[idx] = part * 2
+    for wrap in (lambda f: f, refs.jit):
+        r = refs.new_ref(x)
+
+        def double(value, r=r):
+            old = r[idx]
+            r[idx] = value
+            return old
+
+        np.testing.assert_array_equal(wrap(double)(part * 2), part)
+        np.testing.assert_array_equal(r, wanted)
