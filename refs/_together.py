@@ -108,20 +108,46 @@ def replaced(
         if may_call_back:
             jax.block_until_ready((new, rest))
 
-        def write() -> None:
-            places = iter(zip(lists, indices, strict=True))
-            for ref, value in zip(written, new, strict=True):
-                if is_ours(ref):
-                    buffers, k = next(places)
-                    buffers[k] = _overwritten(ref, buffers[k], value)
-                else:
-                    update_native(ref, _overwritten(ref, buffer_of(ref), value))
-
-        without_signals(write)
+        _overwrite(written, new, lists, indices)
         return (rest,)
 
     [rest] = together(written, read, run, may_call_back=False)
     return rest
+
+
+def replace(
+    refs: Sequence[Any], values: Sequence[Any], check: Callable[[Sequence[Any]], None]
+) -> None:
+    """Gives distinct refs new values: all of them or none.
+
+    `check` is called with the buffers that they hold until then, and may raise.
+    """
+
+    def run(
+        state: list[Any], constants: list[Any], lists: list[Any], indices: list[Any], leave: Any
+    ) -> Any:
+        _ = [*leave]
+        check(state)
+        _overwrite(refs, values, lists, indices)
+        return True
+
+    if refs:
+        together(refs, [], run, may_call_back=False)
+
+
+def _overwrite(
+    refs: Sequence[Any], values: Sequence[Any], lists: list[Any], indices: list[Any]
+) -> None:
+    def write() -> None:
+        places = iter(zip(lists, indices, strict=True))
+        for ref, value in zip(refs, values, strict=True):
+            if is_ours(ref):
+                buffers, k = next(places)
+                buffers[k] = _overwritten(ref, buffers[k], value)
+            else:
+                update_native(ref, _overwritten(ref, buffer_of(ref), value))
+
+    without_signals(write)
 
 
 def _copies(refs: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:

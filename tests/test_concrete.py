@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import refs
-from refs.transforms import _transaction
+from refs.transforms import _direct, _transaction
 
 same = np.testing.assert_allclose
 X = jnp.array([1.0, 2.0])
@@ -124,6 +124,7 @@ def test_a_loop_over_what_is_shared_takes_it_as_an_operand(monkeypatch):
 
     in_place = _transaction.in_place
     monkeypatch.setattr(_transaction, "in_place", watched)
+    monkeypatch.setattr(_direct, "in_place", watched)
     table = jnp.arange(1000.0)
 
     def lane(x, table):

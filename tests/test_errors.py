@@ -17,6 +17,7 @@ import pytest
 import refs
 from tests import (
     error_cases_callbacks,
+    error_cases_custom_rules,
     error_cases_derivatives,
     error_cases_lanes,
     error_cases_life,
@@ -36,6 +37,7 @@ MODULES = (
     error_cases_members,
     error_cases_numbers,
     error_cases_programs,
+    error_cases_custom_rules,
     error_cases_derivatives,
     error_cases_lanes,
     error_cases_callbacks,
@@ -46,6 +48,7 @@ PACKAGE = Path(refs.__file__).parent
 INTERNAL = {
     ("_ref.py", "raise AttributeError(name)"),
     ("_dispatch.py", "raise OtherRefs"),
+    ("_op_by_op.py", "raise _TouchedError(ref)"),
     ("_dispatch.py", "raise ValueError"),
     ("_entry.py", "raise OtherRefs"),
     ("_entry.py", "raise OtherTypes"),

@@ -11,4 +11,5 @@ from refs._jax.equations import *  # noqa: F403
 from refs._jax.hijax import *  # noqa: F403
 from refs._jax.names import *  # noqa: F403
 from refs._jax.parameters import *  # noqa: F403
+from refs._jax.traces import *  # noqa: F403
 from refs._jax.trees import *  # noqa: F403

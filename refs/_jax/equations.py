@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
@@ -91,11 +92,17 @@ def any_equation(closed: Any, test: Callable[[Any], bool]) -> bool:
 
 def can_fail(closed: Any) -> bool:
     """True where running the jaxpr may raise: it calls back into Python, or out of XLA."""
-    return any_equation(closed, can_fail_itself)
+    jaxpr = closed.jaxpr
+    if jaxpr not in _can_fail:
+        _can_fail[jaxpr] = any_equation(closed, lambda eqn: can_fail_itself(eqn.primitive))
+    return _can_fail[jaxpr]
 
 
-def can_fail_itself(eqn: Any) -> bool:
-    return "callback" in eqn.primitive.name or eqn.primitive.name in ("debug_print", "ffi_call")
+_can_fail: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def can_fail_itself(primitive: Any) -> bool:
+    return "callback" in primitive.name or primitive.name in ("debug_print", "ffi_call")
 
 
 def strong(x: Any) -> Any:

@@ -243,8 +243,9 @@ def retype(ref: Any, wrap: Callable[[Any], Any]) -> Any:
         return ref
     if isinstance(ref, _partial_eval.DynamicJaxprTracer):
         ref.val.aval = wrap(ref.aval)
-    else:  # Tracers of differentiation and of batching wrap a ref.
-        retype(ref.primal if hasattr(ref, "primal") else ref.val, wrap)
+    for name in ("primal", "val"):  # Tracers of differentiation and of batching wrap a ref.
+        if isinstance(inner := getattr(ref, name, None), core.Ref):
+            retype(inner, wrap)
     ref.aval = wrap(ref.aval)
     return ref
 

@@ -54,7 +54,9 @@ def _held_by_all(closed: Any) -> set[Any] | None:
                     names = dict(zip(called.jaxpr.invars, operands, strict=True))
                     outer = {names.get(key, key) for key in inner}
                     found = outer if found is None else found & outer
-        elif _jax.can_fail_itself(eqn) or any(map(_jax.can_fail, _jax.jaxprs_in(eqn.params))):
+        elif _jax.can_fail_itself(eqn.primitive) or any(
+            map(_jax.can_fail, _jax.jaxprs_in(eqn.params))
+        ):
             found = set()
         if found is not None:
             found = {ids.get(key, key) for key in found}

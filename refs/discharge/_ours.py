@@ -15,7 +15,7 @@ import jax
 
 from refs import _effects, _jax
 from refs._access import describe
-from refs._tracing import AbstractArgument
+from refs._tracing import AbstractArgument, is_ref
 from refs.discharge._cells import Cell
 from refs.discharge._registry import Rule, rule_for
 from refs.errors import MissingRuleError
@@ -38,6 +38,18 @@ def rule_of(eqn: Any, args: Sequence[Any], is_ours: bool) -> Rule | None:
         "discharge rule is registered for it: read the ref before (`ref[...]`) and write "
         "it after, or register a rule with `refs.extend.register`"
     )
+
+
+def concerns_refs(primitive: Any, operands: Sequence[Any], inner: Sequence[Any]) -> bool:
+    """`rule_of`, before there is an equation: whether an operation is bound otherwise than it is.
+
+    `inner` are the jaxprs that it runs.
+    """
+    if any(map(is_ref, operands)) or primitive in (_jax.new_ref_p, _jax.empty_ref_p):
+        return True
+    if rule_for(primitive) is not None:
+        return any(map(_effects.holds_refs, inner))
+    return any(_effects.closed_over(closed) or _makes_refs(closed) for closed in inner)
 
 
 def _involves_refs(eqn: Any, args: Sequence[Any]) -> bool:

@@ -20,7 +20,6 @@ from refs._indexing import Index
 from refs._tracing import is_ref, one_name, unique
 from refs._view import RefView, is_view
 from refs.errors import RefTypeError, RefValueError
-from refs.transforms._transaction import in_transaction
 
 
 class Variable(NamedTuple):
@@ -91,14 +90,6 @@ class Inputs(NamedTuple):
 
         variables = tuple(variable(i) for i in places)
         return Inputs(rebuild, refs, [flat[i] for i in arrays], tree, variables)
-
-    def in_transaction(self, fun: Callable[[Inputs], Any]) -> Any:
-        """`fun(self)`, as `refs.transforms._transaction.in_transaction` runs it."""
-        return in_transaction(
-            lambda refs, arrays: fun(self._replace(refs=refs, arrays=arrays)),
-            self.refs,
-            self.arrays,
-        )
 
     def flatten(self, doing: str, given: Any) -> list[Any]:
         """The inverse of `unflatten`: a leaf for each variable, after a check of the structure."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -279,7 +280,7 @@ def run(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> 
 
     t = Transaction.of(known, [], arrays, lambda _, x: ((x,), {}))
     # XLA compiles loops in any case; on their own they wouldn't be in place.
-    is_compiled = _has_loops(t.traced.jaxpr)
+    is_compiled = _holds_loops(t.traced.jaxpr)
     call = jax.jit(in_place(t.run), donate_argnums=0) if is_compiled else t.run
     # What it closes over are operands, and no part of the program that is compiled.
     given: dict[str, Any] = {"captured": t.program.arrays}
@@ -287,8 +288,19 @@ def run(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> 
     return t.result(outputs, made, [])
 
 
-def _has_loops(closed: Any) -> bool:
-    return _jax.any_equation(closed, lambda eqn: eqn.primitive in _jax.loop_primitives)
+def has_loops(primitive: Any, params: dict[str, Any]) -> bool:
+    """Whether an operation is a loop, or runs one."""
+    return primitive in _jax.loop_primitives or any(map(_holds_loops, _jax.jaxprs_in(params)))
+
+
+def _holds_loops(closed: Any) -> bool:
+    jaxpr = closed.jaxpr
+    if jaxpr not in _with_loops:
+        _with_loops[jaxpr] = any(has_loops(eqn.primitive, eqn.params) for eqn in jaxpr.eqns)
+    return _with_loops[jaxpr]
+
+
+_with_loops: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def in_transaction(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> Any:

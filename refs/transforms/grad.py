@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from refs.errors import RefTypeError
-from refs.transforms._differentiable import Differentiable, check_reduce_axes, derivative
+from refs.transforms._derivative import check_reduce_axes, derivative
+from refs.transforms._differentiable import Differentiable
+from refs.transforms._direct import backward
 from refs.transforms._inputs import Inputs
 
 
@@ -110,7 +112,9 @@ def _gradient(
             return _check_scalar(doing, f.outputs(out), holomorphic), pullback, rest
 
         value, pullback, aux = f.run(pulled)
-        [cotangents] = f.backward(lambda _, cts: pullback(cts), [], [jnp.ones_like(value)])
+        [cotangents] = backward(
+            lambda _, cts: pullback(cts), [], [jnp.ones_like(value)], f.has_backward_effects
+        )
         gradient = inputs.unflatten(cotangents)
         return ((value, aux) if has_aux else value), gradient
 

@@ -8,7 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from refs.transforms._differentiable import Differentiable, derivative
+from refs.transforms._derivative import derivative
+from refs.transforms._differentiable import Differentiable
+from refs.transforms._direct import backward
 from refs.transforms._inputs import Inputs
 from refs.transforms.vmap import vmap
 
@@ -44,10 +46,12 @@ def jacfwd(
            [0., 4.]], dtype=float32)
     """
 
-    def transform(f: Any) -> Any:
-        return jax.jacfwd(f, has_aux=True, holomorphic=holomorphic)
+    def derive(f: Differentiable, inputs: Inputs) -> Any:
+        columns, aux = f.run(jax.jacfwd(f, has_aux=True, holomorphic=holomorphic))
+        result = f.outputs([inputs.unflatten(column) for column in columns])
+        return (result, aux) if has_aux else result
 
-    return _jacobian("jacfwd", transform, fun, argnums, has_aux, holomorphic, False)
+    return derivative("jacfwd", fun, argnums, has_aux, holomorphic, False, derive)
 
 
 def jacrev(
@@ -68,10 +72,12 @@ def jacrev(
            [0., 4.]], dtype=float32)
     """
 
-    def transform(f: Any) -> Any:
-        return jax.jacrev(f, has_aux=True, holomorphic=holomorphic, allow_int=allow_int)
+    def derive(f: Differentiable, inputs: Inputs) -> Any:
+        rows, aux = _row_by_row(f)
+        result = f.outputs([inputs.unflatten(row) for row in rows])
+        return (result, aux) if has_aux else result
 
-    return _jacobian("jacrev", transform, fun, argnums, has_aux, holomorphic, allow_int)
+    return derivative("jacrev", fun, argnums, has_aux, holomorphic, allow_int, derive)
 
 
 def hessian(
@@ -97,35 +103,19 @@ def hessian(
     return jacfwd(inner, argnums, has_aux, holomorphic)
 
 
-def _jacobian(
-    doing: str,
-    transform: Callable[..., Any],
-    fun: Callable[..., Any],
-    argnums: int | Sequence[int],
-    has_aux: bool,
-    holomorphic: bool,
-    allow_int: bool,
-) -> Callable[..., Any]:
-    def derive(f: Differentiable, inputs: Inputs) -> Any:
-        by_row = doing == "jacrev" and f.has_backward_effects
-        rows, aux = _row_by_row(f) if by_row else f.run(transform(f))
-        result = f.outputs([inputs.unflatten(row) for row in rows])
-        return (result, aux) if has_aux else result
-
-    return derivative(doing, fun, argnums, has_aux, holomorphic, allow_int, derive)
-
-
 def _row_by_row(f: Differentiable) -> tuple[list[Any], Any]:
-    """`jacrev` of a function whose backward pass may touch refs, once for each row."""
+    """The rows of each output's Jacobian, and what else the function returns."""
     out, pullback, aux = f.run(lambda values: jax.vjp(f, values, has_aux=True))
+    # What a backward rule does to refs, each row does.
+    mapped = vmap if f.has_backward_effects else jax.vmap
 
     def rows(k: int) -> list[Any]:
         def row(ct: Any) -> list[Any]:
             cts = [ct if j == k else jnp.zeros_like(x) for j, x in enumerate(out)]
-            return f.backward(lambda _, cts: pullback(cts)[0], [], cts)
+            return backward(lambda _, cts: pullback(cts)[0], [], cts, f.has_backward_effects)
 
         x = out[k]
         basis = jnp.eye(x.size, dtype=x.dtype).reshape(x.size, *x.shape)
-        return [r.reshape(*x.shape, *r.shape[1:]) for r in vmap(row)(basis)]
+        return [r.reshape(*x.shape, *r.shape[1:]) for r in mapped(row)(basis)]
 
     return [rows(k) for k in range(len(out))], aux

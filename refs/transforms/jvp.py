@@ -10,7 +10,8 @@ import jax
 from refs._access import describe, set
 from refs._tracing import is_ref, unique
 from refs.errors import RefTypeError, RefValueError
-from refs.transforms._differentiable import Differentiable
+from refs.transforms._derivative import differentiable
+from refs.transforms._direct import op_by_op
 from refs.transforms._inputs import Inputs, part_of
 from refs.transforms._signature import mirrored
 
@@ -46,8 +47,8 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
     inputs = Inputs.of("jvp", tuple(range(len(primals))), tuple(primals), {})
     directions = _directions("jvp", inputs, tuple(tangents))
 
-    def inside(inputs: Inputs) -> Any:
-        f = Differentiable("jvp", fun, inputs, has_aux)
+    def inside() -> Any:
+        f = differentiable("jvp", fun, inputs, has_aux)
 
         def pushed(values: list[Any]) -> Any:
             tangents = inputs.gather("jvp", directions, values)
@@ -58,7 +59,7 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
         both = f.outputs(out), f.outputs(tangents_out)
         return (*both, aux) if has_aux else both
 
-    return inputs.in_transaction(inside)
+    return op_by_op(inside)
 
 
 def linearize(
@@ -92,7 +93,7 @@ def linearize(
      Array(1, dtype=int32))
     """
     inputs = Inputs.of("linearize", tuple(range(len(primals))), primals, {})
-    f = Differentiable("linearize", fun, inputs, has_aux)
+    f = differentiable("linearize", fun, inputs, has_aux)
     pure = f.holding(in_nzs)(f.with_contents)
     (out, _), native, values, aux = f.run(
         lambda values: (

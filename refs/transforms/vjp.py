@@ -13,10 +13,10 @@ from refs._access import addupdate, describe, get
 from refs._tracing import is_ref
 from refs._view import RefView
 from refs.errors import RefTypeError, RefValueError
-from refs.transforms._differentiable import Differentiable, check_reduce_axes
+from refs.transforms._derivative import check_reduce_axes, differentiable
+from refs.transforms._direct import backward
 from refs.transforms._inputs import Inputs, Variable, part_of
 from refs.transforms._signature import flags, mirrored
-from refs.transforms._transaction import in_transaction, run
 
 
 def vjp(
@@ -55,7 +55,7 @@ def vjp(
     """
     check_reduce_axes("vjp", reduce_axes)
     inputs = Inputs.of("vjp", tuple(range(len(primals))), primals, {})
-    f = Differentiable("vjp", fun, inputs, has_aux)
+    f = differentiable("vjp", fun, inputs, has_aux)
     pure = f.holding(in_nzs)(f)
     out, native, aux = f.run(lambda values: jax.vjp(pure, values, has_aux=True))
     saveable = flags("vjp", "saveable_args", saveable_args, inputs.tree)
@@ -190,15 +190,13 @@ class Pullback:
         native = copy.copy(self._native)
         native.args_res = [self._restored()]
 
-        def backward(into: list[Any], cts: list[Any]) -> tuple[list[Any], Any]:
+        def pulled(into: list[Any], cts: list[Any]) -> tuple[list[Any], Any]:
             rest = iter(into)
             items = [next(rest) if is_ref(x) else x for x in wanted]
             values, logs = self._backward(native, items, cts)
             return [x for x in values if not _is_word(x)], logs
 
-        # JAX transposes loops and branches into ones that hide the refs of users' backward rules.
-        run_it = run if self._has_effects else in_transaction
-        found, logs = run_it(backward, into, cts)
+        found, logs = backward(pulled, into, cts, self._has_effects)
         arrays = iter(found)
         result = jax.tree.unflatten(
             self.in_tree,

@@ -1,0 +1,78 @@
+"""What the transformations that differentiate have in common."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from refs import _jax
+from refs.errors import RefTypeError, RefValueError
+from refs.transforms._differentiable import Differentiable
+from refs.transforms._direct import Direct, op_by_op
+from refs.transforms._inputs import Inputs
+from refs.transforms._traced import Traced
+
+
+def differentiable(
+    doing: str,
+    fun: Callable[..., Any],
+    inputs: Inputs,
+    has_aux: bool,
+    check: Callable[[Any], None] = lambda x: None,
+) -> Differentiable:
+    """A call as a pure function. Where anything is known of its values, Python may look at them."""
+    kind = Traced if _jax.is_staging() else Direct
+    return kind(doing, fun, inputs, has_aux, check)
+
+
+def check_reduce_axes(doing: str, reduce_axes: Any) -> None:
+    """JAX still has the keyword, and takes nothing for it."""
+    if reduce_axes:
+        raise RefValueError(f"{doing}: reduce_axes={reduce_axes!r} means nothing any more in JAX")
+
+
+def derivative(
+    doing: str,
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    holomorphic: bool,
+    allow_int: bool,
+    derive: Callable[[Differentiable, Inputs], Any],
+) -> Callable[..., Any]:
+    """The function of `fun`'s arguments that `derive(f, inputs)` evaluates."""
+
+    @functools.wraps(fun)
+    def derived(*args: Any, **kwargs: Any) -> Any:
+        def check(x: Any) -> None:
+            _check_variable(doing, x, holomorphic, allow_int)
+
+        inputs = Inputs.of(doing, argnums, args, kwargs)
+        return op_by_op(lambda: derive(differentiable(doing, fun, inputs, has_aux, check), inputs))
+
+    return derived
+
+
+def _check_variable(doing: str, x: Any, holomorphic: bool, allow_int: bool) -> None:
+    """Refuses what has no gradient of its own type, as JAX does."""
+    dtype = jnp.result_type(x)
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        raise RefTypeError(
+            f"{doing} with respect to a variable of dtype {dtype}: it has no derivative"
+        )
+    if holomorphic and not jnp.issubdtype(dtype, jnp.complexfloating):
+        raise RefTypeError(
+            f"{doing} with holomorphic=True with respect to a variable of dtype {dtype}: it must "
+            "be complex"
+        )
+    if jnp.issubdtype(dtype, jnp.inexact) or allow_int:
+        return
+    raise RefTypeError(
+        f"{doing} with respect to a variable of dtype {dtype}: it has no gradient of that type. "
+        "Leave it out of `argnums`, or set allow_int=True, which makes its gradient one of dtype "
+        "float0"
+    )

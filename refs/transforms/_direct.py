@@ -1,0 +1,201 @@
+"""A call that is differentiated while it runs, so that Python may look at its values."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from refs import _access, _jax
+from refs._access import describe
+from refs._eager import buffer_of, is_ours
+from refs._ref import new_ref
+from refs._together import replace
+from refs._tracing import adopt, advised, is_ref
+from refs.callbacks._failure import failures_told
+from refs.discharge._op_by_op import OpByOp
+from refs.errors import RefStateError
+from refs.transforms._differentiable import Differentiable, returning_pair
+from refs.transforms._inputs import Inputs
+from refs.transforms._transaction import has_loops, run
+from refs.transforms.in_place import in_place
+
+
+def op_by_op(fun: Callable[[], Any]) -> Any:
+    """`fun()`, at top level as one operation: refs get all that it writes to them, or nothing.
+
+    Inside a trace it is a part of that one.
+    """
+    if not _jax.at_top_level():
+        return fun()
+    trace = _AtTopLevel()
+    with failures_told():
+        with _jax.set_current_trace(trace):
+            result = fun()
+        made = {
+            id(x): adopt(jnp.copy(x.cell.read()), x.cell.origin)
+            for x in jax.tree.leaves(result)
+            if trace.has_made(x)
+        }
+        if made:
+            result = jax.tree.map(lambda x: made.get(id(x), x), result)
+        refs, values = trace.written
+        if refs and trace.can_fail:
+            jax.block_until_ready((result, values))
+    trace.is_over = True
+    replace(refs, values, lambda buffers: trace.check_unchanged(refs, buffers))
+    return result
+
+
+class _AtTopLevel(OpByOp):
+    """The trace in which all ends up. Loops are compiled, as everywhere, so as to work in place."""
+
+    def __init__(self) -> None:
+        super().__init__(_jax.eval_trace, _jax.eval_trace)
+        self._buffers: dict[int, Any] = {}
+
+    def read(self, ref: Any) -> Any:
+        buffer = value = None
+        while buffer is None or buffer_of(ref) is not buffer:  # Another thread may write.
+            buffer, value = buffer_of(ref), super().read(ref)
+            if not is_ours(ref):  # JAX's own refs aren't safe among threads.
+                break
+        self._buffers[id(ref)] = buffer
+        return value
+
+    def check_unchanged(self, refs: Sequence[Any], buffers: Sequence[Any]) -> None:
+        """Makes sure that nobody else has written these refs since they were read."""
+        for ref, buffer in zip(refs, buffers, strict=True):
+            if is_ours(ref) and buffer is not self._buffers[id(ref)]:
+                raise RefStateError(
+                    f"write of {describe(ref)} at the end of a differentiated function: it has "
+                    "been written from elsewhere meanwhile, by another thread or by a callback, "
+                    "and that would be lost. No ref has changed. Differentiate inside of "
+                    "`refs.jit`, whose calls are one operation, or hold a lock"
+                )
+
+    def bind(self, primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+        if has_loops(primitive, params):
+            with _jax.set_current_trace(self.parent):
+                return _compiled(primitive, tuple(params.items()))(*operands)
+        return super().bind(primitive, operands, params)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(primitive: Any, params: tuple[Any, ...]) -> Callable[..., Any]:
+    return jax.jit(in_place(lambda *operands: primitive.bind(*operands, **dict(params))))
+
+
+def backward(
+    fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any], has_effects: bool
+) -> Any:
+    """`fun(refs, arrays)`, the backward pass of a call, which may touch refs.
+
+    JAX transposes loops and branches into ones that hide the refs they touch, those of users'
+    backward rules, where only we can see them: in a trace, it is a transaction of its own.
+    """
+    if has_effects and _jax.is_staging():
+        return run(fun, refs, arrays)
+    return op_by_op(lambda: fun(refs, arrays))
+
+
+class Direct(Differentiable):
+    """What else comes of it: the auxiliary data's arrays, values of new refs, the new state."""
+
+    _outside: Any  # the trace around the transformation
+
+    def __init__(
+        self,
+        doing: str,
+        fun: Callable[..., Any],
+        inputs: Inputs,
+        has_aux: bool,
+        check: Callable[[Any], None],
+    ):
+        super().__init__(doing, inputs, has_aux, check)
+        self._fun = returning_pair(doing, fun) if has_aux else fun
+
+    def __call__(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
+        n, refs = len(self.inputs.arrays), self.inputs.refs
+        trace = OpByOp(_jax.current_trace(), self._outside, is_differentiated=True)
+        for ref, value in zip(refs, values[n:], strict=True):
+            trace.open(ref, value)
+        with _jax.set_current_trace(trace), advised():
+            args, kwargs = self.inputs.rebuild(refs, values[:n])
+            result = self._fun(*args, **kwargs)
+        output, aux = result if self.has_aux else (result, None)
+        out, self.out_tree = jax.tree.flatten(output)
+        for x in out:
+            if is_ref(x):
+                raise self.escaped(describe(x))
+        out = [*map(_as_array, out)]
+        self._aux = _Auxiliary(aux, trace)
+        self.has_backward_effects = trace.has_custom_vjp
+        self._written, state = trace.written
+        rest = self._aux.arrays, self._aux.contents, state
+        trace.is_over = True
+        return out, rest
+
+    def with_contents(self, values: Sequence[Any]) -> tuple[Any, Any]:
+        out, rest = self(values)
+        *_, state = rest
+        number = {id(ref): k for k, ref in enumerate(self.inputs.refs)}
+        final = {
+            number[id(ref)]: value
+            for ref, value in zip(self._written, state, strict=True)
+            if id(ref) in number
+        }
+        return (out, final), rest
+
+    def run(self, transformed: Callable[[list[Any]], tuple[Any, ...]]) -> tuple[Any, ...]:
+        def inside() -> tuple[Any, ...]:
+            self._outside = _jax.current_trace()
+            arrays, refs = self.inputs.arrays, self.inputs.refs
+            values = [*map(_as_array, arrays), *map(_access.get, refs)]
+            for x in values:
+                self.check(x)
+            *out, (arrays, contents, state) = transformed(values)
+            for ref, value in zip(self._written, state, strict=True):
+                _access.set(ref, ..., value)
+            return *out, self._aux.rebuilt(arrays, contents)
+
+        return op_by_op(inside)
+
+
+def _as_array(x: Any) -> Any:
+    return jnp.asarray(x) if isinstance(x, jax.typing.ArrayLike) else x
+
+
+class _Auxiliary:
+    """Auxiliary data, taken apart: what JAX has traced, refs that were made, and all else.
+
+    Attributes:
+      arrays: what is traced.
+      contents: what the new refs hold.
+    """
+
+    def __init__(self, aux: Any, trace: OpByOp):
+        self._leaves, self._tree = jax.tree.flatten(aux)
+        self._is_array = [isinstance(x, _jax.Tracer) and not is_ref(x) for x in self._leaves]
+        self.arrays = [x for x, a in zip(self._leaves, self._is_array, strict=True) if a]
+        self._made = {id(x): x for x in self._leaves if trace.has_made(x)}
+        self.contents = [x.cell.read() for x in self._made.values()]
+
+    def rebuilt(self, arrays: Sequence[Any], contents: Sequence[Any]) -> Any:
+        """The same out here, with these arrays and new refs that hold these values."""
+        rest, trace = iter(arrays), _jax.current_trace()
+        known = {
+            key: trace.make(value, ref.cell.origin)
+            if isinstance(trace, OpByOp)
+            else new_ref(value, name=ref.cell.origin and ref.cell.origin.name)
+            for (key, ref), value in zip(self._made.items(), contents, strict=True)
+        }
+        return self._tree.unflatten(
+            [
+                next(rest) if is_array else known.get(id(x), x)
+                for x, is_array in zip(self._leaves, self._is_array, strict=True)
+            ]
+        )
