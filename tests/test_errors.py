@@ -58,6 +58,10 @@ INTERNAL = {
 }
 
 
+# Their texts are in tests that start themselves anew: the processes here have one device.
+ON_SEVERAL_DEVICES = {"_devices.py"}
+
+
 class Outcome(NamedTuple):
     kind: type  # NoneType where nothing was raised
     text: str
@@ -117,7 +121,7 @@ def raise_statements() -> list[tuple[Path, ast.Raise]]:
     [pytest.param(f, n, id=f"{f.relative_to(PACKAGE)}:{n.lineno}") for f, n in raise_statements()],
 )
 def test_every_raise_has_a_case(file, node):
-    if (file.name, ast.unparse(node)) in INTERNAL:
+    if (file.name, ast.unparse(node)) in INTERNAL or file.name in ON_SEVERAL_DEVICES:
         return
     lines = range(node.lineno, node.end_lineno + 1)
     assert any((str(file), line) in outcome(name).places for name in CASES for line in lines), (

@@ -13,12 +13,13 @@ function is discharged as an equation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from refs import _access, _jax
 from refs._effects import Touch
 from refs._ref_type import RefType
-from refs._rules import has_custom_vjp
+from refs._rules import has_custom_rules, has_custom_vjp, touched_by_rules
 from refs._tracing import AbstractArgument, is_ref, ref_type
 from refs.discharge._cells import Cell
 from refs.discharge._interpreter import Context
@@ -105,10 +106,13 @@ class OpByOp(_jax.Trace):
         inner = [*_jax.jaxprs_in(params)]
         self.can_fail |= _jax.can_fail_itself(primitive) or any(map(_jax.can_fail, inner))
         self.has_custom_vjp |= any(has_custom_vjp(closed.jaxpr) for closed in inner)
-        if not concerns_refs(primitive, operands, inner):
+        concerns_us = concerns_refs(primitive, operands, inner)
+        if not concerns_us and not self._has_rules(inner):
             return self.bind(primitive, operands, params)
-        types = [_type_of(x) for x in operands]
-        out = self._discharged(_jax.as_jaxpr(primitive, types, params), operands)
+        jaxpr = _jax.as_jaxpr(primitive, [_type_of(x) for x in operands], params)
+        if not concerns_us and not any(True for _ in touched_by_rules(*jaxpr.eqns)):
+            return self.bind(primitive, operands, params)
+        out = self._discharged(jaxpr, operands)
         return out if primitive.multiple_results else out[0]
 
     def process_custom_jvp_call(
@@ -152,12 +156,15 @@ class OpByOp(_jax.Trace):
         with _jax.set_current_trace(self.parent):
             return primitive.bind(*operands, **params)
 
+    def _has_rules(self, inner: Sequence[Any]) -> bool:
+        return self.is_differentiated and any(has_custom_rules(c.jaxpr) for c in inner)
+
     # -- how it is done ---------------------------------------------------------------------------
 
     def _discharged(self, jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
         held = Touch.READ | Touch.WRITE if self.is_differentiated else Touch.NONE
         context = Context(differentiated=self.is_differentiated, held=held)
-        program = Program.of(jaxpr)
+        program = Program.of(jaxpr, self.is_differentiated)
         args = [self.cell_of(x) if is_ref(x) else x for x in operands]
         closed_over = [*map(self.cell_of, program.refs)]
         with _jax.set_current_trace(self.parent):
@@ -180,11 +187,15 @@ class OpByOp(_jax.Trace):
                 return _jax.call_wrapped(funs[0], operands)
         if not any(map(is_ref, operands)):
             guarded = (*map(_guarded, funs[:2]), *funs[2:])
+            is_part, token = _is_attempt.get(), _is_attempt.set(True)
             try:
                 with _jax.set_current_trace(self.parent):
                     return primitive.bind(*operands, subfuns=guarded, **params)
             except _TouchedError:
-                pass
+                if is_part:  # What is broken off must not have changed a ref: all of it is.
+                    raise
+            finally:
+                _is_attempt.reset(token)
         out = self._traced(primitive, funs, operands, params)
         _jax.settle_result_tree(*funs[:2])
         return out
@@ -208,6 +219,9 @@ class RefTracer(_jax.Tracer):
         self.cell = cell
 
 
+_jax.register_tracer(RefTracer)
+
+
 class _Opened:
     """A ref from outside: its cell, and what it held before."""
 
@@ -219,6 +233,9 @@ class _Opened:
 
 class _TouchedError(BaseException):
     """A guarded function touches a ref: no error of the user's, who must not catch it."""
+
+
+_is_attempt: ContextVar[bool] = ContextVar("_is_attempt", default=False)
 
 
 def _type_of(x: Any) -> Any:

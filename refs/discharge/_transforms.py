@@ -96,7 +96,7 @@ def _dims(indexer: Any) -> list[Any]:
     ]
 
 
-def _known(i: Any, n: int) -> Any:
+def _known(i: Any, n: Any) -> Any:
     """A Python integer in bounds where the index is known, else an array or tracer."""
     if isinstance(i, jax.Array) or not is_static(n):
         return i
