@@ -90,10 +90,15 @@ def _index(indexer: Any) -> Index:
 
 
 def _dims(indexer: Any) -> list[Any]:
-    return [
-        Span(_known(d.start, n), d.size, d.stride) if isinstance(d, _jax.Slice) else _known(d, n)
-        for d, n in zip(indexer.indices, indexer.shape, strict=True)
-    ]
+    return [_dim(d, n) for d, n in zip(indexer.indices, indexer.shape, strict=True)]
+
+
+def _dim(d: Any, n: Any) -> Any:
+    return _span(d, n) if isinstance(d, _jax.Slice) else _known(d, n)
+
+
+def _span(d: Any, n: Any) -> Span:
+    return Span(_known(d.start, n), d.size, d.stride)
 
 
 def _known(i: Any, n: Any) -> Any:
