@@ -22,16 +22,9 @@ from refs._rules import has_custom_vjp
 from refs.callbacks._primitives import host_callback_p
 from refs.discharge._cells import Cell, Row, root
 from refs.discharge._lanes import Lanes, Sum
-from refs.discharge._late import Bindings, late, untouched
+from refs.discharge._late import Bindings, Frame, late, untouched
 from refs.discharge._ours import rule_of
 from refs.errors import RefEscapeError
-
-
-class Frame(NamedTuple):
-    """A jaxpr under way, and the values and cells of its variables."""
-
-    env: dict[Any, Any]
-    jaxpr: Any
 
 
 class Context:
@@ -80,17 +73,17 @@ class Context:
     def eval_open(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """`eval` of a jaxpr whose constants are given, as values and cells."""
         # Where the constants aren't attached, the newest JAX has their variables among the inputs.
-        inputs = (*jaxpr.constvars, *jaxpr.invars)
-        env: dict[Any, Any] = dict(zip(inputs, (*consts, *args), strict=True))
+        frame = Frame(jaxpr)
+        frame.write((*jaxpr.constvars, *jaxpr.invars), (*consts, *args))
 
         def value(atom: Any) -> Any:
-            return atom.val if isinstance(atom, _jax.Literal) else env[atom]
+            return atom.val if isinstance(atom, _jax.Literal) else frame.env[atom]
 
-        with self._frame(Frame(env, jaxpr)):
+        with self._frame(frame):
             for eqn in jaxpr.eqns:
                 with _jax.at_source_of(eqn):
                     out = self.eval_eqn(eqn, [value(v) for v in eqn.invars])
-                env.update(zip(eqn.outvars, out, strict=True))
+                frame.write(eqn.outvars, out)
             return [value(v) for v in jaxpr.outvars]
 
     def eval_eqn(self, eqn: Any, args: Sequence[Any]) -> list[Any]:
@@ -154,8 +147,8 @@ class Context:
 
     def bindings(self) -> Bindings:
         """What variables and refs stand for here."""
-        envs = tuple(frame.env for frame in reversed(self._frames))
-        return Bindings(envs, self.cells, self._around, self._inside)
+        frames = tuple(frame.known for frame in reversed(self._frames))
+        return Bindings(frames, self.cells, self._around, self._inside)
 
     def resolve(self, const: Any) -> Any:
         """The value or cell, here, of a constant of a rule that was traced long after."""

@@ -10,29 +10,67 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import jax
 
 from refs import _jax
 from refs._access import describe
 from refs._rules import has_custom_rules
+from refs._tracing import PartlyKnown
 from refs.discharge._cells import Cell
 from refs.discharge._registry import rule_for
 from refs.errors import RefEscapeError, RefStateError
+
+
+class Frame:
+    """A jaxpr under way, and the values and cells of its variables.
+
+    Attributes:
+      env: all of them.
+      known: those that last, and all others while the frame is there.
+    """
+
+    __slots__ = ("__weakref__", "_trace", "env", "jaxpr", "known")
+
+    def __init__(self, jaxpr: Any):
+        self.jaxpr = jaxpr
+        self.env: dict[Any, Any] = {}
+        self.known = Known({}, ref(self))
+        # What JAX batches or differentiates now is of no use to anybody when that has ended. And
+        # it may hold the rules that have come by, which hold what is known.
+        self._trace = None if _jax.is_staging() else _jax.current_trace()
+
+    def write(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        self.env.update(zip(variables, values, strict=True))
+        for var, x in zip(variables, values, strict=True):
+            if not isinstance(x, _jax.Tracer) or x._trace is not self._trace:
+                self.known.lasting[var] = x
+
+
+class Known(NamedTuple):
+    """What the variables of a frame stand for, as far as it is known when somebody asks."""
+
+    lasting: dict[Any, Any]
+    frame: ReferenceType[Frame]
+
+    def get(self, var: Any) -> Any:
+        """The value or cell, or None."""
+        frame = self.frame()
+        return (self.lasting if frame is None else frame.env).get(var)
 
 
 class Bindings(NamedTuple):
     """What variables and refs stand for at a point of an interpretation.
 
     Attributes:
-      envs: the values and cells of the variables of the jaxprs under way, the innermost first.
+      frames: what is known of the variables of the jaxprs under way, the innermost first.
       cells: the cell of each concrete ref, by the ref's id.
       outer: the same where the body under way is run, if it is one.
       inside: the cell, in this body, of a cell of `outer`, or None.
     """
 
-    envs: tuple[dict[Any, Any], ...]
+    frames: tuple[Known, ...]
     cells: dict[int, Cell]
     outer: Bindings | None
     inside: Callable[[Cell], Cell | None]
@@ -60,7 +98,8 @@ class Bindings(NamedTuple):
         var = _jax.var_of(const) if isinstance(const, _jax.Tracer) else None
         if isinstance(var, _jax.Literal):
             return var.val
-        return next((env[var] for env in self.envs if var in env), None)
+        found = (known.get(var) for known in self.frames)
+        return next((x for x in found if x is not None), None)
 
 
 def untouched(described: str) -> RefStateError:
@@ -114,7 +153,7 @@ class _Late(NamedTuple):
         return _jax.with_rules(eqn, forward, backward)
 
     def jaxpr(self, jaxpr: Any) -> Any:
-        key = (jaxpr, *map(id, self.bindings.envs))
+        key = (jaxpr, *map(id, self.bindings.frames))
         if key not in self.known and _is_open(jaxpr):
             known = _closed.setdefault(jaxpr, {})
             closed = [known.setdefault(k, set()) for k in range(len(jaxpr.eqns))]
@@ -163,22 +202,18 @@ def apply_backward(
     It is traced by itself, and `run(jaxpr, arrays)`. What isn't traced stays what it is.
     """
     is_traced = [isinstance(x, _jax.Tracer) for x in given]
-    out: Any = []
+    tree: Any = None
 
     def traced_rule(arrays: list[Any]) -> list[Any]:
+        nonlocal tree
         rest = iter(arrays)
-        leaves, tree = jax.tree.flatten(
-            rule(*(next(rest) if t else x for x, t in zip(given, is_traced, strict=True)))
-        )
-        out[:] = leaves, tree
-        return [x for x in leaves if isinstance(x, _jax.Tracer)]
+        out = rule(*(next(rest) if t else x for x, t in zip(given, is_traced, strict=True)))
+        leaves, tree = jax.tree.flatten(PartlyKnown(out))
+        return leaves
 
     arrays = [x for x, t in zip(given, is_traced, strict=True) if t]
-    results = iter(run(jax.make_jaxpr(traced_rule)(arrays), arrays))
-    leaves, tree = out
-    return jax.tree.unflatten(
-        tree, [next(results) if isinstance(x, _jax.Tracer) else x for x in leaves]
-    )
+    results = run(jax.make_jaxpr(traced_rule)(arrays), arrays)
+    return jax.tree.unflatten(tree, results)
 
 
 def found_later(const: Any, bindings: Bindings, where: str) -> Any:
