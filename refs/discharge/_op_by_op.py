@@ -103,15 +103,15 @@ class OpByOp(_jax.Trace):
     def process_primitive(
         self, primitive: Any, operands: Sequence[Any], params: dict[str, Any], /
     ) -> Any:
-        inner = [*_jax.jaxprs_in(params)]
+        inner = [*_jax.jaxprs_in(params)] if params else []
         self.can_fail |= _jax.can_fail_itself(primitive) or any(map(_jax.can_fail, inner))
         self.has_custom_vjp |= any(has_custom_vjp(closed.jaxpr) for closed in inner)
         concerns_us = concerns_refs(primitive, operands, inner)
         if not concerns_us and not self._has_rules(inner):
-            return self.bind(primitive, operands, params)
+            return self.bind(primitive, operands, params, inner)
         jaxpr = _jax.as_jaxpr(primitive, [_type_of(x) for x in operands], params)
         if not concerns_us and not any(True for _ in touched_by_rules(*jaxpr.eqns)):
-            return self.bind(primitive, operands, params)
+            return self.bind(primitive, operands, params, inner)
         out = self._discharged(jaxpr, operands)
         return out if primitive.multiple_results else out[0]
 
@@ -151,8 +151,14 @@ class OpByOp(_jax.Trace):
         with _jax.set_current_trace(self.parent):
             return self.parent.cur_qdd(x)
 
-    def bind(self, primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-        """Applies a primitive that no refs are concerned in."""
+    def bind(
+        self,
+        primitive: Any,
+        operands: Sequence[Any],
+        params: dict[str, Any],
+        inner: Sequence[Any],
+    ) -> Any:
+        """Applies a primitive that no refs are concerned in, nor in the jaxprs that it runs."""
         with _jax.set_current_trace(self.parent):
             return primitive.bind(*operands, **params)
 

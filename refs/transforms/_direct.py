@@ -77,11 +77,17 @@ class _AtTopLevel(OpByOp):
                     "`refs.jit`, whose calls are one operation, or hold a lock"
                 )
 
-    def bind(self, primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-        if has_loops(primitive, params):
+    def bind(
+        self,
+        primitive: Any,
+        operands: Sequence[Any],
+        params: dict[str, Any],
+        inner: Sequence[Any],
+    ) -> Any:
+        if has_loops(primitive, inner):
             with _jax.set_current_trace(self.parent):
                 return _compiled(primitive, tuple(params.items()))(*operands)
-        return super().bind(primitive, operands, params)
+        return super().bind(primitive, operands, params, inner)
 
 
 @functools.lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ they are: handles, or the traced refs of an enclosing transformation. So wrapper
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -288,15 +288,17 @@ def run(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> 
     return t.result(outputs, made, [])
 
 
-def has_loops(primitive: Any, params: dict[str, Any]) -> bool:
-    """Whether an operation is a loop, or runs one."""
-    return primitive in _jax.loop_primitives or any(map(_holds_loops, _jax.jaxprs_in(params)))
+def has_loops(primitive: Any, inner: Iterable[Any]) -> bool:
+    """Whether an operation is a loop, or one is in the jaxprs that it runs."""
+    return primitive in _jax.loop_primitives or any(map(_holds_loops, inner))
 
 
 def _holds_loops(closed: Any) -> bool:
     jaxpr = closed.jaxpr
     if jaxpr not in _with_loops:
-        _with_loops[jaxpr] = any(has_loops(eqn.primitive, eqn.params) for eqn in jaxpr.eqns)
+        _with_loops[jaxpr] = any(
+            has_loops(eqn.primitive, _jax.jaxprs_in(eqn.params)) for eqn in jaxpr.eqns
+        )
     return _with_loops[jaxpr]
 
 
