@@ -115,24 +115,42 @@ def replaced(
     return rest
 
 
+def holding(refs: Sequence[Any], call: Callable[[], Any]) -> Any:
+    """`call()`, which calls back, while these refs are taken: its callbacks can't have them."""
+
+    def run(
+        state: list[Any], constants: list[Any], lists: list[Any], indices: list[Any], leave: Any
+    ) -> Any:
+        calls_back = True  # noqa: F841  by which `refs._holders` knows us
+        _ = [*leave]
+        return (jax.block_until_ready(call()),)
+
+    alone(refs)
+    [out] = together(refs, [], run, may_call_back=False)
+    return out
+
+
 def replace(
-    refs: Sequence[Any], values: Sequence[Any], check: Callable[[Sequence[Any]], None]
-) -> None:
+    refs: Sequence[Any],
+    values: Sequence[Any],
+    objection: Callable[[Sequence[Any], Sequence[Any]], Any],
+) -> Any:
     """Gives distinct refs new values: all of them or none.
 
-    `check` is called with the buffers that they hold until then, and may raise.
+    They get none if `objection(refs, buffers)`, of what they hold until then, gives anything, which
+    is returned.
     """
 
     def run(
         state: list[Any], constants: list[Any], lists: list[Any], indices: list[Any], leave: Any
     ) -> Any:
         _ = [*leave]
-        check(state)
-        _overwrite(refs, values, lists, indices)
-        return True
+        found = objection(refs, state)
+        if found is None:
+            _overwrite(refs, values, lists, indices)
+        return (found,)
 
-    if refs:
-        together(refs, [], run, may_call_back=False)
+    return together(refs, [], run, may_call_back=False)[0] if refs else None
 
 
 def _overwrite(

@@ -93,6 +93,11 @@ class OpByOp(_jax.Trace):
         return isinstance(x, RefTracer) and x._trace is self
 
     @property
+    def opened(self) -> list[Any]:
+        """The refs from outside that have been touched."""
+        return [x.ref for x in self._opened.values()]
+
+    @property
     def written(self) -> tuple[list[Any], list[Any]]:
         """The refs from outside that have been written, and what they hold now."""
         changed = [x for x in self._opened.values() if x.cell.read() is not x.before]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import random
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +15,7 @@ from refs import _access, _jax
 from refs._access import describe
 from refs._eager import buffer_of, is_ours
 from refs._ref import new_ref
-from refs._together import replace
+from refs._together import holding, replace
 from refs._tracing import adopt, advised, is_ref
 from refs.callbacks._failure import failures_told
 from refs.discharge._op_by_op import OpByOp
@@ -27,10 +29,34 @@ from refs.transforms.in_place import in_place
 def op_by_op(fun: Callable[[], Any]) -> Any:
     """`fun()`, at top level as one operation: refs get all that it writes to them, or nothing.
 
-    Inside a trace it is a part of that one.
+    Inside a trace it is a part of that one. If a ref has been written from elsewhere meanwhile, by
+    another thread, what `fun` has computed of it is void, and `fun` is called once more.
+
+    Raises:
+      RefStateError: if that happens again and again, or where callbacks would be called again.
     """
     if not _jax.at_top_level():
         return fun()
+    for attempt in range(_ATTEMPTS):
+        time.sleep(random.random() * min(attempt, 10) * 1e-3)
+        result, changed, is_final = _attempt(fun)
+        if changed is None:
+            return result
+        if is_final:
+            break
+    raise RefStateError(
+        f"write of {describe(changed)} at the end of a differentiated function: it has been "
+        "written from elsewhere meanwhile, by another thread or by a callback, and that would be "
+        "lost. No ref has changed. Differentiate inside of `refs.jit`, whose calls are one "
+        "operation, or hold a lock"
+    )
+
+
+_ATTEMPTS = 100
+
+
+def _attempt(fun: Callable[[], Any]) -> tuple[Any, Any, bool]:
+    """(the result, a ref that somebody else has written, whether `fun` can't be called again)."""
     trace = _AtTopLevel()
     with failures_told():
         with _jax.set_current_trace(trace):
@@ -46,8 +72,8 @@ def op_by_op(fun: Callable[[], Any]) -> Any:
         if refs and trace.can_fail:
             jax.block_until_ready((result, values))
     trace.is_over = True
-    replace(refs, values, lambda buffers: trace.check_unchanged(refs, buffers))
-    return result
+    changed = replace(refs, values, trace.first_changed)
+    return result, changed, trace.can_fail
 
 
 class _AtTopLevel(OpByOp):
@@ -66,17 +92,6 @@ class _AtTopLevel(OpByOp):
         self._buffers[id(ref)] = buffer
         return value
 
-    def check_unchanged(self, refs: Sequence[Any], buffers: Sequence[Any]) -> None:
-        """Makes sure that nobody else has written these refs since they were read."""
-        for ref, buffer in zip(refs, buffers, strict=True):
-            if is_ours(ref) and buffer is not self._buffers[id(ref)]:
-                raise RefStateError(
-                    f"write of {describe(ref)} at the end of a differentiated function: it has "
-                    "been written from elsewhere meanwhile, by another thread or by a callback, "
-                    "and that would be lost. No ref has changed. Differentiate inside of "
-                    "`refs.jit`, whose calls are one operation, or hold a lock"
-                )
-
     def bind(
         self,
         primitive: Any,
@@ -84,15 +99,34 @@ class _AtTopLevel(OpByOp):
         params: dict[str, Any],
         inner: Sequence[Any],
     ) -> Any:
+        call = functools.partial(super().bind, primitive, operands, params, inner)
         if has_loops(primitive, inner):
-            with _jax.set_current_trace(self.parent):
-                return _compiled(primitive, tuple(params.items()))(*operands)
-        return super().bind(primitive, operands, params, inner)
+            call = functools.partial(_compiled(primitive, tuple(params.items())), *operands)
+        if not (_jax.can_fail_itself(primitive) or any(map(_jax.can_fail, inner))):
+            return call()
+        return holding([*filter(is_ours, self.opened)], call)
+
+    def first_changed(self, refs: Sequence[Any], buffers: Sequence[Any]) -> Any:
+        """The first of these refs that somebody else has written since it was read."""
+        return next(
+            (
+                ref
+                for ref, buffer in zip(refs, buffers, strict=True)
+                if is_ours(ref) and buffer is not self._buffers[id(ref)]
+            ),
+            None,
+        )
 
 
 @functools.lru_cache(maxsize=256)
 def _compiled(primitive: Any, params: tuple[Any, ...]) -> Callable[..., Any]:
-    return jax.jit(in_place(lambda *operands: primitive.bind(*operands, **dict(params))))
+    compiled = jax.jit(in_place(lambda *operands: primitive.bind(*operands, **dict(params))))
+
+    def call(*operands: Any) -> Any:
+        with _jax.set_current_trace(_jax.eval_trace):
+            return compiled(*operands)
+
+    return call
 
 
 def backward(
