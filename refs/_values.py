@@ -35,7 +35,7 @@ def convert(value: Any, dtype: Any) -> Any:
             )
         return _number(value, dtype)
     try:
-        value = value if isinstance(value, jax.Array) else jnp.asarray(value)
+        value = _jax.as_array(value)
     except (TypeError, ValueError):
         raise RefTypeError(
             f"a value of type {type(value).__name__} is not an array or a number"

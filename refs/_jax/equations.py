@@ -105,9 +105,14 @@ def can_fail_itself(primitive: Any) -> bool:
     return "callback" in primitive.name or primitive.name in ("debug_print", "ffi_call")
 
 
+def as_array(x: Any) -> Any:
+    """`jnp.asarray(x)`, which makes an operation of it where a tracer is an array already."""
+    return x if isinstance(x, jax.Array) else jax.numpy.asarray(x)
+
+
 def strong(x: Any) -> Any:
     """`x` as an array that is not weakly typed."""
-    x = jax.numpy.asarray(x)
+    x = as_array(x)
     weak = getattr(x, "weak_type", False)  # PRNG keys don't say.
     return jax.lax.convert_element_type(x, x.dtype) if weak else x
 

@@ -32,7 +32,7 @@ def discharge_get(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
 def discharge_swap(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     cell, value, *leaves = args
     transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
-    value = jnp.asarray(value)
+    value = _jax.as_array(value)
     if isinstance(cell, Sum):
         cell.update(ctx.lanes, transforms, value)
         return [None]
@@ -50,7 +50,7 @@ def discharge_swap(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
 def discharge_addupdate(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     cell, value, *leaves = args
     transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
-    value = jnp.asarray(value)
+    value = _jax.as_array(value)
     if isinstance(cell, Sum):
         cell.update(ctx.lanes, transforms, value)
         return []
@@ -63,7 +63,7 @@ def discharge_addupdate(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any
 @register(_jax.new_ref_p)
 def discharge_new_ref(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     cell = _made_by(eqn)
-    cell.write(jnp.asarray(args[0]))
+    cell.write(_jax.as_array(args[0]))
     return [cell]
 
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import jax
-import jax.numpy as jnp
 
 from refs import _access, _jax
 from refs._effects import Touch
@@ -190,7 +189,7 @@ class Transaction:
             [*(of_argument[i] for i in range(self._n_arguments)), *leaves],
             captured,
         )
-        out = [jnp.asarray(x) for x in out]  # A constant may be a Python scalar still.
+        out = [_jax.as_array(x) for x in out]  # A constant may be a Python scalar still.
         n_arrays = len(out) - self._n_new
         return [cells[s].read() for s in self.written], (out[:n_arrays], out[n_arrays:])
 
