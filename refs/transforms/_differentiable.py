@@ -24,12 +24,10 @@ class Differentiable(ABC):
       out_tree: the structure of the function's output, auxiliary data apart. It is known once the
         function has run.
       has_backward_effects: whether the backward pass may touch refs, which is known then, too.
-      values: one array for each variable: the arrays, then the contents of refs at entry.
     """
 
     out_tree: Any
     has_backward_effects: bool
-    values: list[Any]
 
     def __init__(self, doing: str, inputs: Inputs, has_aux: bool, check: Callable[[Any], None]):
         self.doing, self.inputs, self.has_aux, self.check = doing, inputs, has_aux, check

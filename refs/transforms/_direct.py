@@ -9,20 +9,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from refs import _access, _jax
 from refs._access import describe
 from refs._eager import buffer_of, is_ours
-from refs._ref import new_ref
 from refs._together import holding, replace
-from refs._tracing import adopt, advised, is_ref
+from refs._tracing import NewRef, PartlyKnown, advised, is_ref, result_of, strip_refs
 from refs.callbacks._failure import failures_told
 from refs.discharge._op_by_op import OpByOp
 from refs.errors import RefStateError
 from refs.transforms._differentiable import Differentiable, returning_pair
 from refs.transforms._inputs import Inputs
-from refs.transforms._transaction import has_loops, run
+from refs.transforms._transaction import has_loops, make, run
 from refs.transforms.in_place import in_place
 
 
@@ -62,7 +60,7 @@ def _attempt(fun: Callable[[], Any]) -> tuple[Any, Any, bool]:
         with _jax.set_current_trace(trace):
             result = fun()
         made = {
-            id(x): adopt(jnp.copy(x.cell.read()), x.cell.origin)
+            id(x): make(x.cell.read(), x.cell.origin)
             for x in jax.tree.leaves(result)
             if trace.has_made(x)
         }
@@ -172,12 +170,13 @@ class Direct(Differentiable):
             if is_ref(x):
                 raise self.escaped(describe(x))
         out = [*map(_as_array, out)]
-        self._aux = _Auxiliary(aux, trace)
+        leaves, self._aux_tree = jax.tree.flatten(PartlyKnown(aux))
+        with _jax.set_current_trace(trace):
+            arrays, self._markers, contents = strip_refs(leaves, [])
         self.has_backward_effects = trace.has_custom_vjp
         self._written, state = trace.written
-        rest = self._aux.arrays, self._aux.contents, state
         trace.is_over = True
-        return out, rest
+        return out, (arrays, contents, state)
 
     def with_contents(self, values: Sequence[Any]) -> tuple[Any, Any]:
         out, rest = self(values)
@@ -200,42 +199,18 @@ class Direct(Differentiable):
             *out, (arrays, contents, state) = transformed(values)
             for ref, value in zip(self._written, state, strict=True):
                 _access.set(ref, ..., value)
-            return *out, self._aux.rebuilt(arrays, contents)
+            origins = {m.position: m.origin for m in self._markers if isinstance(m, NewRef)}
+            new = [_made(value, origins[k]) for k, value in enumerate(contents)]
+            return *out, result_of(self._aux_tree, self._markers, arrays, [], new)
 
         return op_by_op(inside)
 
 
 def _as_array(x: Any) -> Any:
-    return jnp.asarray(x) if isinstance(x, jax.typing.ArrayLike) else x
+    return _jax.as_array(x) if isinstance(x, jax.typing.ArrayLike) else x
 
 
-class _Auxiliary:
-    """Auxiliary data, taken apart: what JAX has traced, refs that were made, and all else.
-
-    Attributes:
-      arrays: what is traced.
-      contents: what the new refs hold.
-    """
-
-    def __init__(self, aux: Any, trace: OpByOp):
-        self._leaves, self._tree = jax.tree.flatten(aux)
-        self._is_array = [isinstance(x, _jax.Tracer) and not is_ref(x) for x in self._leaves]
-        self.arrays = [x for x, a in zip(self._leaves, self._is_array, strict=True) if a]
-        self._made = {id(x): x for x in self._leaves if trace.has_made(x)}
-        self.contents = [x.cell.read() for x in self._made.values()]
-
-    def rebuilt(self, arrays: Sequence[Any], contents: Sequence[Any]) -> Any:
-        """The same out here, with these arrays and new refs that hold these values."""
-        rest, trace = iter(arrays), _jax.current_trace()
-        known = {
-            key: trace.make(value, ref.cell.origin)
-            if isinstance(trace, OpByOp)
-            else new_ref(value, name=ref.cell.origin and ref.cell.origin.name)
-            for (key, ref), value in zip(self._made.items(), contents, strict=True)
-        }
-        return self._tree.unflatten(
-            [
-                next(rest) if is_array else known.get(id(x), x)
-                for x, is_array in zip(self._leaves, self._is_array, strict=True)
-            ]
-        )
+def _made(value: Any, origin: Any) -> Any:
+    """The ref that a function has made and returned, out here."""
+    trace = _jax.current_trace()
+    return trace.make(value, origin) if isinstance(trace, OpByOp) else make(value, origin)

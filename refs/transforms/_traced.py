@@ -46,6 +46,7 @@ class Traced(Differentiable):
 
     @property
     def values(self) -> list[Any]:
+        """One array for each variable: the arrays, then the contents of refs at entry."""
         known = {
             slot.argument: value
             for slots, values in ((self._t.written, self._state), (self._t.read, self._constants))

@@ -236,7 +236,7 @@ class Transaction:
 
     def result(self, arrays: Sequence[Any], made: Sequence[Any], arguments: Sequence[Any]) -> Any:
         """The function's result, from its arrays, the values of its new refs and its arguments."""
-        new = [_make(v, origin) for v, origin in zip(made, self.new_origins, strict=True)]
+        new = [make(v, origin) for v, origin in zip(made, self.new_origins, strict=True)]
         return result_of(self.traced.out_tree, self.traced.out_leaves, arrays, arguments, new)
 
     def per_result(self, prefix: Any) -> tuple[list[Any], list[Any]]:
@@ -326,7 +326,7 @@ def in_lane() -> Iterator[None]:
 _is_lane: ContextVar[bool] = ContextVar("_is_lane", default=False)
 
 
-def _make(value: Any, origin: Any) -> Any:
+def make(value: Any, origin: Any) -> Any:
     """The ref that a traced function has made and returned, out here."""
     if _jax.at_top_level():
         return adopt(jax.numpy.copy(value), origin)
