@@ -36,6 +36,14 @@ def sharded_as_part(value: Any, ref: Any) -> Any:
     )
 
 
+def sharded_in_rows(rows: Any, x: Any) -> Any:
+    """An array of as many arrays like `x` as there are, each sharded as that is."""
+    if not _jax.is_on_explicit_mesh(x):
+        return rows
+    sharding = _jax.typeof(x).sharding
+    return jax.sharding.reshard(rows, sharding.update(spec=jax.P(None, *sharding.spec)))
+
+
 def automatically(f: Callable[..., Any], index: Any, out_sharding: Any, x: Any, *args: Any) -> Any:
     """`f(index, x, *args)`, sharded as told; XLA finds out how all in between is sharded.
 

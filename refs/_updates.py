@@ -73,16 +73,18 @@ def _multiply(x: Any, idx: tuple[Any, ...], y: Any) -> Any:
     @multiply.defjvp
     def derivative(primals: Any, tangents: Any) -> Any:
         x, y, *arrays = primals
-        return jax.jvp(lambda x, y: _multiply_each(x, index(arrays), y), (x, y), tangents[:2])
+        places = _places(x, index(arrays))
+        return jax.jvp(lambda x, y: _multiply_each(x, places, y), (x, y), tangents[:2])
 
     arrays = [i for i in idx if not isinstance(i, slice)]
     shape = jax.eval_shape(x.at[idx].get).shape
     return multiply(x, jnp.broadcast_to(y, shape), *arrays)
 
 
-def _multiply_each(x: Any, idx: tuple[Any, ...], y: Any) -> Any:
+# One operation: JAX doesn't differentiate the scan's own under an explicit mesh.
+@jax.jit
+def _multiply_each(x: Any, places: Any, y: Any) -> Any:
     """The same in operations that have derivatives: the factors of one element side by side."""
-    places = _places(x, idx)
     if not places.size:
         return x
     order = jnp.argsort(places)

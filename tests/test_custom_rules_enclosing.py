@@ -94,3 +94,27 @@ def test_one_jaxpr_called_with_two_refs():
     f = jax.jit(lambda r, x: with_backward_effect(r)(x) + r[...])
     same(refs.grad(lambda x: f(a, x) + f(b, x))(1.5), 40 + 80)
     same([a[...], b[...]], [4, 8])
+
+
+@pytest.mark.parametrize("enclosing", ENCLOSING)
+@pytest.mark.parametrize(
+    "within",
+    [lambda f: f, jax.jit, refs.jit, jax.checkpoint, refs.checkpoint],
+    ids=["once", "jit", "refs.jit", "checkpoint", "refs.checkpoint"],
+)
+def test_a_rule_that_allows_only_some_arguments_to_be_differentiated(within, enclosing):
+    """As Equinox's `filter_custom_vjp`: only the derivative itself can trace it."""
+
+    def program(r, x):
+        f = jax.custom_vjp(lambda x, y: x * y * r[...])
+
+        def forward(x, y):
+            if y.perturbed:
+                raise ZeroDivisionError
+            return f(x.value, y.value), r[...] * y.value
+
+        f.defvjp(forward, lambda w, g: (10 * g * w, None), symbolic_zeros=True)
+        return refs.grad(within(lambda x: f(x, 3.0)))(x)
+
+    r = refs.new_ref(8.0)
+    same(ENCLOSING[enclosing](program)(r, jnp.float32(1.5)), 240)

@@ -211,6 +211,14 @@ def test_gradients(mesh):
     assert partitions(r[...]) == ("x", None)
 
 
+def test_jacobians(mesh):
+    x, w = placed(mesh, P("x")), refs.new_ref(placed(mesh, P("x")))
+    expected = jax.jacrev(lambda x: (2 * x.sum(1), x[:, 0]))(x)
+    got = refs.jacrev(lambda w: (2 * w[...].sum(1), w[:, 0]))(w)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, expected)
+
+
 def test_lanes_add_to_a_ref_on_the_mesh(mesh):
     rows, total = (refs.new_ref(placed(mesh, spec)) for spec in (P("x"), P(None, None)))
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax._src import core, source_info_util
 from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.lax import lax as _lax
 
 from refs._jax.names import ClosedJaxpr, Jaxpr
 
@@ -115,6 +116,12 @@ def strong(x: Any) -> Any:
     x = as_array(x)
     weak = getattr(x, "weak_type", False)  # PRNG keys don't say.
     return jax.lax.convert_element_type(x, x.dtype) if weak else x
+
+
+def typed_like(x: Any, example: Any) -> Any:
+    """`x` in the dtype of `example`, and weakly typed where that is."""
+    weak = getattr(example, "weak_type", False)
+    return _lax._convert_element_type(x, example.dtype, weak)
 
 
 def forget_fast_path(compiled: Any) -> None:

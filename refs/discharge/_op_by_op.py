@@ -178,6 +178,8 @@ class OpByOp(_jax.Trace):
         program = Program.of(jaxpr, self.is_differentiated)
         args = [self.cell_of(x) if is_ref(x) else x for x in operands]
         closed_over = [*map(self.cell_of, program.refs)]
+        # A rule may close over a ref that its function is given.
+        context.cells = {id(x): a for x, a in zip(operands, args, strict=True) if is_ref(x)}
         with _jax.set_current_trace(self.parent):
             out = program.run(context, closed_over, args)
         names = {id(a): x for a, x in zip(args, operands, strict=True) if isinstance(a, Cell)}

@@ -89,7 +89,7 @@ class Program(NamedTuple):
 
         `arrays` stand for the other constants.
         """
-        ctx.cells = self.by_identity(ref_cells)
+        ctx.cells |= self.by_identity(ref_cells)
         rest = iter(self.arrays if arrays is None else arrays)
         consts = [next(rest) if k is None else ref_cells[k] for k in self.const_refs]
         return ctx.eval_open(self.jaxpr.jaxpr, consts, inputs)

@@ -73,6 +73,16 @@ def _check_variable(doing: str, x: Any, holomorphic: bool, allow_int: bool) -> N
         return
     raise RefTypeError(
         f"{doing} with respect to a variable of dtype {dtype}: it has no gradient of that type. "
-        "Leave it out of `argnums`, or set allow_int=True, which makes its gradient one of dtype "
-        "float0"
+        "Leave it out of `argnums`, or set allow_int=True"
     )
+
+
+def check_output(doing: str, x: Any, holomorphic: bool) -> None:
+    """Refuses an output that has no gradient of the variables' type, as JAX does."""
+    wanted, word = (jnp.complexfloating, "complex") if holomorphic else (jnp.floating, "real")
+    if not jnp.issubdtype(x.dtype, wanted):
+        what = f"an array of shape {x.shape} and" if x.shape else "a scalar of"
+        raise RefTypeError(
+            f"{doing} of a function that returns {what} dtype {x.dtype}: with "
+            f"holomorphic={holomorphic} its value must be {word}"
+        )

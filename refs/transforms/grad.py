@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from refs.errors import RefTypeError
-from refs.transforms._derivative import check_reduce_axes, derivative
+from refs.transforms._derivative import check_output, check_reduce_axes, derivative
 from refs.transforms._differentiable import Differentiable
 from refs.transforms._direct import backward
 from refs.transforms._inputs import Inputs
@@ -133,10 +133,5 @@ def _check_scalar(doing: str, value: Any, holomorphic: bool) -> Any:
             f"{doing} of a function that returns an array of shape {value.shape}: its value must "
             "be a scalar. `refs.jacrev` differentiates arrays"
         )
-    wanted, word = (jnp.complexfloating, "complex") if holomorphic else (jnp.floating, "real")
-    if not jnp.issubdtype(value.dtype, wanted):
-        raise RefTypeError(
-            f"{doing} of a function that returns a scalar of dtype {value.dtype}: with "
-            f"holomorphic={holomorphic} its value must be {word}"
-        )
+    check_output(doing, value, holomorphic)
     return value

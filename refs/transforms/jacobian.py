@@ -8,7 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from refs.transforms._derivative import derivative
+from refs import _jax
+from refs._sharded import sharded_in_rows
+from refs.transforms._derivative import check_output, derivative
 from refs.transforms._differentiable import Differentiable
 from refs.transforms._direct import backward
 from refs.transforms._inputs import Inputs
@@ -64,7 +66,7 @@ def jacrev(
     """Makes a function that evaluates the Jacobian of `fun`, row by row. As `jax.jacrev`.
 
     Args, returns, raises: as `jacfwd`; with `allow_int`, variables may be integers, and their
-    Jacobian is of dtype `float0`.
+    Jacobian is zero.
 
     >>> w = refs.new_ref(jnp.array([1.0, 2.0]))
     >>> refs.jacrev(lambda w: w[...] ** 2)(w)
@@ -73,7 +75,7 @@ def jacrev(
     """
 
     def derive(f: Differentiable, inputs: Inputs) -> Any:
-        rows, aux = _row_by_row(f)
+        rows, aux = _row_by_row(f, holomorphic)
         result = f.outputs([inputs.unflatten(row) for row in rows])
         return (result, aux) if has_aux else result
 
@@ -103,9 +105,16 @@ def hessian(
     return jacfwd(inner, argnums, has_aux, holomorphic)
 
 
-def _row_by_row(f: Differentiable) -> tuple[list[Any], Any]:
+def _row_by_row(f: Differentiable, holomorphic: bool) -> tuple[list[Any], Any]:
     """The rows of each output's Jacobian, and what else the function returns."""
-    out, pullback, aux = f.run(lambda values: jax.vjp(f, values, has_aux=True))
+
+    def pulled(values: list[Any]) -> Any:
+        [*out], pullback, rest = jax.vjp(f, values, has_aux=True)
+        for x in out:
+            check_output("jacrev", x, holomorphic)
+        return values, out, pullback, rest
+
+    values, out, pullback, aux = f.run(pulled)
     # What a backward rule does to refs, each row does.
     mapped = vmap if f.has_backward_effects else jax.vmap
 
@@ -116,6 +125,9 @@ def _row_by_row(f: Differentiable) -> tuple[list[Any], Any]:
 
         x = out[k]
         basis = jnp.eye(x.size, dtype=x.dtype).reshape(x.size, *x.shape)
-        return [r.reshape(*x.shape, *r.shape[1:]) for r in mapped(row)(basis)]
+        return [
+            _jax.typed_like(r.reshape((*x.shape, *r.shape[1:])), value)
+            for r, value in zip(mapped(row)(sharded_in_rows(basis, x)), values, strict=True)
+        ]
 
     return [rows(k) for k in range(len(out))], aux
