@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import refs
-from refs.transforms import _direct, _transaction
+from refs.transforms import _calls, _direct
 
 same = np.testing.assert_allclose
 X = jnp.array([1.0, 2.0])
@@ -122,8 +122,8 @@ def test_a_loop_over_what_is_shared_takes_it_as_an_operand(monkeypatch):
 
         return run
 
-    in_place = _transaction.in_place
-    monkeypatch.setattr(_transaction, "in_place", watched)
+    in_place = _calls.in_place
+    monkeypatch.setattr(_calls, "in_place", watched)
     monkeypatch.setattr(_direct, "in_place", watched)
     table = jnp.arange(1000.0)
 

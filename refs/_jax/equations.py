@@ -36,6 +36,18 @@ def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
                 yield as_closed(item)
 
 
+def split_params(params: dict[str, Any]) -> tuple[list[Any], tuple[Any, ...]]:
+    """The jaxprs among an operation's parameters, as the objects that they are, and the rest."""
+    jaxprs: list[Any] = []
+    rest: list[tuple[str, Any]] = []
+    for name, value in params.items():
+        items = value if isinstance(value, tuple | list) else (value,)
+        found = [x for x in items if isinstance(x, Jaxpr | ClosedJaxpr)]
+        jaxprs += found
+        rest.append((name, len(found) or value))
+    return jaxprs, tuple(rest)
+
+
 def replace_jaxpr(params: dict[str, Any], new: Any, more_outputs: int) -> dict[str, Any]:
     """The parameters of a one-jaxpr call with that jaxpr replaced by one with more outputs."""
     [key] = [k for k, v in params.items() if isinstance(v, Jaxpr | ClosedJaxpr)]

@@ -80,14 +80,15 @@ class Context:
             return atom.val if isinstance(atom, _jax.Literal) else frame.env[atom]
 
         with self._frame(frame):
-            for eqn in jaxpr.eqns:
+            for k, eqn in enumerate(jaxpr.eqns):
                 with _jax.at_source_of(eqn):
-                    out = self.eval_eqn(eqn, [value(v) for v in eqn.invars])
+                    out = self.eval_eqn(jaxpr, k, [value(v) for v in eqn.invars])
                 frame.write(eqn.outvars, out)
             return [value(v) for v in jaxpr.outvars]
 
-    def eval_eqn(self, eqn: Any, args: Sequence[Any]) -> list[Any]:
-        """One equation: by its rule if refs are involved, as it is otherwise."""
+    def eval_eqn(self, jaxpr: Any, k: int, args: Sequence[Any]) -> list[Any]:
+        """The `k`-th equation: by its rule if refs are involved, as it is otherwise."""
+        eqn = jaxpr.eqns[k]
         # In lanes that part, a callback is made for those only that come by.
         calls_host = self.lanes is not None and _calls_host(eqn)
         is_ours = calls_host or self._may_touch_later(eqn) or self._touches_in_rules(eqn)
@@ -95,7 +96,7 @@ class Context:
         if rule is not None:
             return rule(self, eqn, args)
         if self.differentiated or self.lanes is not None:
-            eqn = late(eqn, self.bindings(), self._memo)
+            eqn = late(jaxpr, k, self.bindings(), self._memo)
         return _jax.bind_eqn(eqn, args)
 
     def _may_touch_later(self, eqn: Any) -> bool:

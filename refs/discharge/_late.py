@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import jax
 
-from refs import _jax
+from refs import _effects, _jax
 from refs._access import describe
 from refs._rules import has_custom_rules
 from refs._tracing import PartlyKnown
@@ -109,12 +110,12 @@ def untouched(described: str) -> RefStateError:
     )
 
 
-def late(eqn: Any, bindings: Bindings, known: dict[Any, Any]) -> Any:
-    """An equation without refs, the rules in which find what they close over.
+def late(jaxpr: Any, k: int, bindings: Bindings, known: dict[Any, Any]) -> Any:
+    """The `k`-th equation of a jaxpr, without refs, the rules in which find what they close over.
 
     `known` keeps what was made of a jaxpr, so that one that is called many times stays one.
     """
-    return _Late(bindings, known).equation(eqn)
+    return _Late(bindings, known).equation(jaxpr.eqns[k], _closed_in(jaxpr, k).add)
 
 
 class _Late(NamedTuple):
@@ -125,7 +126,7 @@ class _Late(NamedTuple):
     def equation(
         self,
         eqn: Any,
-        found_closed: Callable[[_Rule], None] = lambda rule: None,
+        found_closed: Callable[[_Rule], None],
     ) -> Any:
         if not _jax.has_rules(eqn):
             # Of a primitive that isn't JAX's own, who knows what else depends on its jaxprs.
@@ -154,13 +155,8 @@ class _Late(NamedTuple):
 
     def jaxpr(self, jaxpr: Any) -> Any:
         key = (jaxpr, *map(id, self.bindings.frames))
-        if key not in self.known and _is_open(jaxpr):
-            known = _closed.setdefault(jaxpr, {})
-            closed = [known.setdefault(k, set()) for k in range(len(jaxpr.eqns))]
-            eqns = [
-                self.equation(e, found_closed=found.add)
-                for e, found in zip(jaxpr.eqns, closed, strict=True)
-            ]
+        if key not in self.known and is_open(jaxpr):
+            eqns = [self.equation(e, _closed_in(jaxpr, k).add) for k, e in enumerate(jaxpr.eqns)]
             self.known[key] = self.bindings, jaxpr.replace(eqns=eqns)
         return self.known[key][1] if key in self.known else jaxpr
 
@@ -174,20 +170,39 @@ def _are_arrays(consts: Sequence[Any]) -> bool:
     return not any(isinstance(c, _jax.Tracer | _jax.NativeRef) for c in consts)
 
 
-def _is_open(jaxpr: Any) -> bool:
-    """Whether rules in a jaxpr may close over what only bindings tell.
+def is_open(jaxpr: Any) -> bool:
+    """Whether rules in a jaxpr may close over what only bindings tell, or touch refs.
 
     JAX compiles a jaxpr anew for each rule that is new. So once its rules are known to close over
     nothing but arrays, it goes to JAX as it is.
     """
-    closed = _closed.get(jaxpr, {})
     return has_custom_rules(jaxpr) and any(
-        _Rule.FORWARD not in closed.get(k, ())
-        or (_jax.is_custom_vjp(eqn) and _Rule.BACKWARD not in closed[k])
+        not _is_closed(jaxpr, k, eqn)
         if _jax.has_rules(eqn)
-        else any(_is_open(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
+        else any(is_open(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
         for k, eqn in enumerate(jaxpr.eqns)
     )
+
+
+def _is_closed(jaxpr: Any, k: int, eqn: Any) -> bool:
+    """Whether the rules of an equation are known to close over nothing but arrays."""
+    found = _closed_in(jaxpr, k)
+    if not _jax.is_custom_vjp(eqn) and _Rule.FORWARD not in found and not _takes_refs(eqn):
+        with suppress(Exception):  # JAX may never ask for it. If it does, this is raised then.
+            _, consts, _ = _jax.forward_rule(eqn)
+            if _are_arrays(consts):
+                found.add(_Rule.FORWARD)
+    return found >= ({*_Rule} if _jax.is_custom_vjp(eqn) else {_Rule.FORWARD})
+
+
+def _takes_refs(eqn: Any) -> bool:
+    return any(_jax.is_ref_type(v.aval) for v in eqn.invars) or any(
+        map(_effects.holds_refs, _jax.jaxprs_in(eqn.params))
+    )
+
+
+def _closed_in(jaxpr: Any, k: int) -> set[_Rule]:
+    return _closed.setdefault(jaxpr, {}).setdefault(k, set())
 
 
 # Of a jaxpr's equations: which rules close over nothing that isn't an array, as far as is known.

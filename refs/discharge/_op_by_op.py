@@ -21,6 +21,7 @@ from refs._effects import Touch
 from refs._ref_type import RefType
 from refs._rules import has_custom_rules, has_custom_vjp, touched_by_rules
 from refs._tracing import AbstractArgument, is_ref, ref_type
+from refs.discharge._again import call, made_of
 from refs.discharge._cells import Cell
 from refs.discharge._interpreter import Context
 from refs.discharge._ours import concerns_refs
@@ -103,22 +104,35 @@ class OpByOp(_jax.Trace):
         changed = [x for x in self._opened.values() if x.cell.read() is not x.before]
         return [x.ref for x in changed], [x.cell.read() for x in changed]
 
+    def end(self) -> None:
+        """The function has ended. JAX may keep the trace in the rules that it has traced inside."""
+        self.is_over = True
+        self._opened.clear()
+
     # -- what JAX asks of a trace -----------------------------------------------------------------
 
     def process_primitive(
         self, primitive: Any, operands: Sequence[Any], params: dict[str, Any], /
     ) -> Any:
         inner = [*_jax.jaxprs_in(params)] if params else []
-        self.can_fail |= _jax.can_fail_itself(primitive) or any(map(_jax.can_fail, inner))
-        self.has_custom_vjp |= any(has_custom_vjp(closed.jaxpr) for closed in inner)
+        self._note(primitive, inner)
         concerns_us = concerns_refs(primitive, operands, inner)
         if not concerns_us and not self._has_rules(inner):
             return self.bind(primitive, operands, params, inner)
         jaxpr = _jax.as_jaxpr(primitive, [_type_of(x) for x in operands], params)
         if not concerns_us and not any(True for _ in touched_by_rules(*jaxpr.eqns)):
             return self.bind(primitive, operands, params, inner)
-        out = self._discharged(jaxpr, operands)
+        out = self._discharged(jaxpr, operands, made_of(primitive, params))
         return out if primitive.multiple_results else out[0]
+
+    def call(self, closed: Any, operands: Sequence[Any]) -> list[Any]:
+        """The outputs of a jaxpr that may come again, for values and refs."""
+        self._note(_jax.jit_p, [closed])
+        return self._discharged(closed, operands, made_of(_jax.jit_p, {"jaxpr": closed}))
+
+    def _note(self, primitive: Any, inner: Sequence[Any]) -> None:
+        self.can_fail |= _jax.can_fail_itself(primitive) or any(map(_jax.can_fail, inner))
+        self.has_custom_vjp |= any(has_custom_vjp(closed.jaxpr) for closed in inner)
 
     def process_custom_jvp_call(
         self, primitive: Any, fun: Any, jvp: Any, operands: Any, /, **params: Any
@@ -172,16 +186,30 @@ class OpByOp(_jax.Trace):
 
     # -- how it is done ---------------------------------------------------------------------------
 
-    def _discharged(self, jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
+    def _discharged(
+        self, jaxpr: Any, operands: Sequence[Any], made: dict[Any, Any] | None = None
+    ) -> list[Any]:
+        """The outputs of a jaxpr, for values and refs. `made` is what has been made of it."""
         held = Touch.READ | Touch.WRITE if self.is_differentiated else Touch.NONE
-        context = Context(differentiated=self.is_differentiated, held=held)
-        program = Program.of(jaxpr, self.is_differentiated)
+        program = Program.of(jaxpr, self.is_differentiated and made is None)
         args = [self.cell_of(x) if is_ref(x) else x for x in operands]
         closed_over = [*map(self.cell_of, program.refs)]
-        # A rule may close over a ref that its function is given.
-        context.cells = {id(x): a for x, a in zip(operands, args, strict=True) if is_ref(x)}
+        n = len(closed_over)
+
+        def context() -> Context:
+            return Context(differentiated=self.is_differentiated, held=held)
+
+        def evaluate(context: Context, given: Sequence[Any]) -> list[Any]:
+            # A rule may close over a ref that its function is given.
+            refs = zip(operands, given[n:], strict=True)
+            context.cells = {id(x): cell for x, cell in refs if is_ref(x)}
+            return program.run(context, given[:n], given[n:])
+
         with _jax.set_current_trace(self.parent):
-            out = program.run(context, closed_over, args)
+            if made is None:
+                out = evaluate(context(), [*closed_over, *args])
+            else:
+                out = call(made, evaluate, context, [*closed_over, *args])
         names = {id(a): x for a, x in zip(args, operands, strict=True) if isinstance(a, Cell)}
 
         def outside(x: Any, var: Any) -> Any:

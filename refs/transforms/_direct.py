@@ -18,9 +18,10 @@ from refs._tracing import NewRef, PartlyKnown, advised, is_ref, result_of, strip
 from refs.callbacks._failure import failures_told
 from refs.discharge._op_by_op import OpByOp
 from refs.errors import RefStateError
+from refs.transforms._calls import has_loops, run
 from refs.transforms._differentiable import Differentiable, returning_pair
 from refs.transforms._inputs import Inputs
-from refs.transforms._transaction import has_loops, make, run
+from refs.transforms._transaction import make
 from refs.transforms.in_place import in_place
 
 
@@ -69,8 +70,8 @@ def _attempt(fun: Callable[[], Any]) -> tuple[Any, Any, bool]:
         refs, values = trace.written
         if refs and trace.can_fail:
             jax.block_until_ready((result, values))
-    trace.is_over = True
     changed = replace(refs, values, trace.first_changed)
+    trace.end()
     return result, changed, trace.can_fail
 
 
@@ -175,7 +176,7 @@ class Direct(Differentiable):
             arrays, self._markers, contents = strip_refs(leaves, [])
         self.has_backward_effects = trace.has_custom_vjp
         self._written, state = trace.written
-        trace.is_over = True
+        trace.end()
         return out, (arrays, contents, state)
 
     def with_contents(self, values: Sequence[Any]) -> tuple[Any, Any]:

@@ -16,6 +16,11 @@ from refs._view import RefView, is_view
 from refs.errors import RefTypeError, RefValueError
 
 
+def type_of(array: Any) -> Any:
+    """What a program depends on of an argument. Raises TypeError if it is no array."""
+    return array.aval if type(array) is _jax.ArrayImpl else _jax.shaped_abstractify(array)
+
+
 class Choice(NamedTuple):
     """A choice of arguments, by position and by name."""
 

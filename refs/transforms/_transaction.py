@@ -11,11 +11,10 @@ they are: handles, or the traced refs of an enclosing transformation. So wrapper
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import jax
 
@@ -25,7 +24,6 @@ from refs._ref import new_ref
 from refs._together import replaced
 from refs._tracing import (
     NewRef,
-    PartlyKnown,
     Trace,
     adopt,
     lookups,
@@ -40,7 +38,6 @@ from refs.discharge._cells import Cell
 from refs.discharge._interpreter import Context
 from refs.discharge._program import Program
 from refs.errors import RefValueError
-from refs.transforms.in_place import in_place
 
 
 class Slot(NamedTuple):
@@ -265,52 +262,6 @@ class Transaction:
         """The origins of the refs that the function makes and returns."""
         found = {x.position: x.origin for x in self.traced.out_leaves if isinstance(x, NewRef)}
         return [found[k] for k in range(self._n_new)]
-
-
-def run(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> Any:
-    """`fun(refs, arrays)` as one transaction, run op by op; compiled if there are loops in it.
-
-    Whatever is raised, while it is traced or while it runs, no ref has changed.
-    """
-    # Closed over, not arguments: so a ref that `fun` closes over besides is seen to be the same.
-
-    def known(arrays: Sequence[Any]) -> Any:
-        return PartlyKnown(fun(refs, arrays))
-
-    t = Transaction.of(known, [], arrays, lambda _, x: ((x,), {}))
-    # XLA compiles loops in any case; on their own they wouldn't be in place.
-    is_compiled = _holds_loops(t.traced.jaxpr)
-    call = jax.jit(in_place(t.run), donate_argnums=0) if is_compiled else t.run
-    # What it closes over are operands, and no part of the program that is compiled.
-    given: dict[str, Any] = {"captured": t.program.arrays}
-    outputs, made = t.update([], lambda state, constants: call(state, constants, arrays, **given))
-    return t.result(outputs, made, [])
-
-
-def has_loops(primitive: Any, inner: Iterable[Any]) -> bool:
-    """Whether an operation is a loop, or one is in the jaxprs that it runs."""
-    return primitive in _jax.loop_primitives or any(map(_holds_loops, inner))
-
-
-def _holds_loops(closed: Any) -> bool:
-    jaxpr = closed.jaxpr
-    if jaxpr not in _with_loops:
-        _with_loops[jaxpr] = any(
-            has_loops(eqn.primitive, _jax.jaxprs_in(eqn.params)) for eqn in jaxpr.eqns
-        )
-    return _with_loops[jaxpr]
-
-
-_with_loops: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-
-
-def in_transaction(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> Any:
-    """`fun(refs, arrays)`: at top level as a transaction, inside a trace as a part of that one.
-
-    Only the refs and arrays given are traced. What else `fun` uses stays as it is, so Python can
-    still look at it.
-    """
-    return run(fun, refs, arrays) if _jax.at_top_level() else fun(refs, arrays)
 
 
 @contextmanager

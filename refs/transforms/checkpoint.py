@@ -10,9 +10,9 @@ import jax
 
 from refs import _jax
 from refs._tracing import Call
+from refs.transforms._calls import in_transaction
 from refs.transforms._nested import call_over_arrays
 from refs.transforms._signature import Choice
-from refs.transforms._transaction import in_transaction
 
 
 def checkpoint(
@@ -67,7 +67,8 @@ def checkpoint(
                 call._replace(refs=refs, leaves=leaves),
             )
 
-        return in_transaction(inside, call.refs, call.leaves)
+        settings = (static, call.tree, call.ref_places, policy, str(flags))
+        return in_transaction(inside, call.refs, call.leaves, [fun], settings)
 
     return checkpointed
 

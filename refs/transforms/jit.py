@@ -16,12 +16,13 @@ from refs._eager import is_ours, sharding_of
 from refs._ref import Ref
 from refs._tracing import Call, Trace, is_ref, ref_type
 from refs.errors import RefTypeError
+from refs.transforms._calls import in_transaction
 from refs.transforms._dispatch import NoEntry, dispatcher, run_carefully
 from refs.transforms._entry import Entry, Options
 from refs.transforms._jitted import Jitted, Keywords, P, R_co
 from refs.transforms._nested import call_inside
 from refs.transforms._plain import Plain
-from refs.transforms._signature import NO_STATIC, Choice, Static
+from refs.transforms._signature import NO_STATIC, Choice, Static, type_of
 from refs.transforms._stages import Lowered, Traced
 from refs.transforms._transaction import Transaction
 
@@ -129,6 +130,7 @@ class Programs:
         self._fun, self._static, self._donate, self._options = fun, static, donate, options
         self.has_static = bool(static.nums or static.names)
         self._entries: dict[Any, list[Any]] = {}  # each an `Entry` or a `Plain`
+        self._inner: dict[Any, tuple[Plain]] = {}  # for calls in a trace, where it touches refs
         # By structure and arrays only; None where that doesn't tell which.
         self._quick: dict[Any, Any] = {}
         self.forget: Callable[[], None] = lambda: None  # what a call remembers besides
@@ -165,6 +167,7 @@ class Programs:
         """Forgets every compiled program of this function."""
         self.forget()
         self._entries.clear()
+        self._inner.clear()
         self._quick.clear()
         self.instances.clear()
 
@@ -256,14 +259,23 @@ class Programs:
             return run_carefully(entry, call.flat, is_debugging=debugging)
         if not call.refs:
             key = self._key(static, call)
-            plain = next((e for e in self._entries.get(key, ()) if e.is_plain), None)
+            known = (*self._entries.get(key, ()), *self._inner.get(key, ()))
+            plain = next((e for e in known if e.is_plain), None)
             if plain is None:
                 plain, traced = self._traced(static, call)
-                if traced is None and not plain.captured:
+                if traced is not None and not plain.captured:
+                    self._inner[key] = (plain,)
+                elif not plain.captured:
                     plain = self._add(key, call, plain)
             if not plain.returns_refs:
                 return plain.run(args, kwargs)
-        return call_inside(self._fun, static or NO_STATIC, call, self._options)
+
+        def inside(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+            given = call._replace(refs=[*refs], leaves=[*leaves])
+            return call_inside(self._fun, static or NO_STATIC, given, self._options)
+
+        settings = (static, call.tree, call.ref_places)
+        return in_transaction(inside, call.refs, call.leaves, [self], settings)
 
     # -- the programs ---------------------------------------------------------------------------
 
@@ -377,13 +389,9 @@ def _forget(instances: dict[int, Any], key: int, _: Any) -> None:
 
 
 def _kind_of(leaf: Any) -> Any:
-    return (ref_type(leaf), sharding_of(leaf), is_ours(leaf)) if is_ref(leaf) else _type_of(leaf)
+    return (ref_type(leaf), sharding_of(leaf), is_ours(leaf)) if is_ref(leaf) else type_of(leaf)
 
 
 def _quick_key(static: Any, tree: Any, flat: list[Any]) -> Any:
-    types = [_type_of(x) for x in flat if type(x) is not Ref]
+    types = [type_of(x) for x in flat if type(x) is not Ref]
     return (static, tree, _jax.trace_context(), *types)
-
-
-def _type_of(array: Any) -> Any:
-    return array.aval if type(array) is _jax.ArrayImpl else _jax.shaped_abstractify(array)

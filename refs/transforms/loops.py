@@ -22,7 +22,7 @@ from refs._access import describe
 from refs._tracing import Call, is_ref
 from refs._view import is_view
 from refs.errors import RefTypeError, RefValueError
-from refs.transforms._transaction import in_transaction
+from refs.transforms._calls import in_transaction
 from refs.transforms.vmap import vmap
 
 
@@ -64,6 +64,20 @@ def scan(
     >>> table[2]
     Array([40, 50], dtype=int32)
     """
+    return _scan(f, [f], init, xs, length, reverse, unroll, _split_transpose)
+
+
+def _scan(
+    f: Callable[[Any, Any], Any],
+    functions: Sequence[Any],
+    init: Any,
+    xs: Any,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    split_transpose: bool = False,
+) -> tuple[Any, Any]:
+    """`scan` of a function made of those given."""
     _check_no_refs("scan", "its carry", init)
     for x in jax.tree.leaves(xs, is_leaf=is_view):
         if is_view(x):
@@ -88,9 +102,10 @@ def scan(
         # Under `jax.disable_jit` it is a loop in Python, which can't take a row of a ref.
         is_disabled = _jax.is_jit_disabled() and not refs
         with jax.disable_jit(is_disabled):
-            return lax.scan(step, first, (refs, leaves), length, reverse, unroll, _split_transpose)
+            return lax.scan(step, first, (refs, leaves), length, reverse, unroll, split_transpose)
 
-    return _run(inside, call.refs, [start.leaves, call.leaves])
+    static = (start.tree, call.tree, call.ref_places, length, reverse, unroll, split_transpose)
+    return _run(inside, call.refs, [start.leaves, call.leaves], functions, static)
 
 
 def while_loop(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_val: Any) -> Any:
@@ -115,7 +130,9 @@ def while_loop(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_
     Array(32, dtype=int32, weak_type=True)
     """
     _check_no_refs("while_loop", "its carry", init_val)
-    return _with_arrays(lambda init: lax.while_loop(cond_fun, body_fun, init), init_val)
+    return _with_arrays(
+        lambda init: lax.while_loop(cond_fun, body_fun, init), init_val, [cond_fun, body_fun]
+    )
 
 
 def fori_loop(
@@ -150,11 +167,16 @@ def fori_loop(
     # Where the bounds are known it is a scan, with a gradient.
     if not any(is_ref(x) or isinstance(x, _jax.Tracer) for x in (lower, upper)):
         return _with_arrays(
-            lambda init: lax.fori_loop(lower, upper, body_fun, init, unroll=unroll), init_val
+            lambda init: lax.fori_loop(lower, upper, body_fun, init, unroll=unroll),
+            init_val,
+            [body_fun],
+            (lower, upper, unroll),
         )
     return _with_arrays(
         lambda given: lax.fori_loop(given[0], given[1], body_fun, given[2], unroll=unroll),
         (lower, upper, init_val),
+        [body_fun],
+        unroll,
     )
 
 
@@ -192,7 +214,11 @@ def cond(
         if_true, if_false, operands = false_fun, operands[1], (true_fun, operands[0])
         return cond(pred, lambda x, _: if_true(x), lambda _, y: if_false(y), *operands)
     operands = _operands(operands, operand)
-    return _branch(lambda p, fs, xs: lax.cond(p, *fs, xs), pred, [true_fun, false_fun], operands)
+    return _branch(_choose_by_truth, pred, [true_fun, false_fun], operands)
+
+
+def _choose_by_truth(pred: Any, branches: Sequence[Callable[..., Any]], operand: Any) -> Any:
+    return lax.cond(pred, *branches, operand)
 
 
 def switch(
@@ -242,7 +268,7 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
     """
     leaves = jax.tree.leaves(xs)
     if batch_size is None or not leaves:  # then JAX says so
-        return scan(lambda _, x: (None, f(x)), None, xs)[1]
+        return _scan(lambda _, x: (None, f(x)), [f], None, xs)[1]
     _check_no_refs("map with batch_size", "xs", xs)
     _check_rows("map", xs)
     n = len(leaves[0])
@@ -261,7 +287,7 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
         rest = vmap(f)(jax.tree.map(lambda x: x[whole:], xs))
         return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), ys, rest)
 
-    return _with_arrays(batched, jax.tree.map(jnp.asarray, xs))
+    return _with_arrays(batched, jax.tree.map(jnp.asarray, xs), [f], batch_size)
 
 
 def _operands(operands: tuple[Any, ...], operand: Any) -> tuple[Any, ...]:
@@ -294,19 +320,26 @@ def _branch(
 
         return choose(index, [over_arrays(b) for b in branches], leaves)
 
-    return _run(inside, call.refs, [index, call.leaves])
+    static = (call.tree, call.ref_places, choose)
+    return _run(inside, call.refs, [index, call.leaves], branches, static)
 
 
-def _with_arrays(fun: Callable[[Any], Any], given: Any) -> Any:
+def _with_arrays(
+    fun: Callable[[Any], Any], given: Any, functions: Sequence[Any], static: Any = None
+) -> Any:
     """`fun(given)`, a pytree of arrays, in a transaction."""
-    return _run(lambda refs, arrays: fun(arrays), [], given)
+    return _run(lambda refs, arrays: fun(arrays), [], given, functions, static)
 
 
-def _run(fun: Callable[..., Any], refs: Sequence[Any], arrays: Any) -> Any:
+def _run(
+    fun: Callable[..., Any], refs: Sequence[Any], arrays: Any, functions: Sequence[Any], static: Any
+) -> Any:
     leaves, tree = jax.tree.flatten(arrays)
-    return in_transaction(
-        lambda refs, leaves: fun(refs, jax.tree.unflatten(tree, leaves)), refs, leaves
-    )
+
+    def flat(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        return fun(refs, jax.tree.unflatten(tree, leaves))
+
+    return in_transaction(flat, refs, leaves, functions, (static, tree))
 
 
 def _check_no_refs(doing: str, where: str, tree: Any) -> None:

@@ -15,9 +15,10 @@ from refs._access import describe
 from refs._ref_type import RefType
 from refs._tracing import Call, ref_type
 from refs.errors import RefTypeError, RefValueError
+from refs.transforms._calls import in_transaction
 from refs.transforms._devices import devices_told
 from refs.transforms._signature import per_leaf, without_views
-from refs.transforms._transaction import Slot, Transaction, in_transaction
+from refs.transforms._transaction import Slot, Transaction
 
 # JAX's marker for specs that aren't given has no public name in all versions.
 INFER = inspect.signature(jax.shard_map).parameters["in_specs"].default

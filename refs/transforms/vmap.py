@@ -16,8 +16,9 @@ from refs.discharge._interpreter import Context
 from refs.discharge._lanes import Lanes, Sum
 from refs.errors import RefTypeError, RefValueError
 from refs.lanes._variance import Contents, Variance
+from refs.transforms._calls import in_transaction
 from refs.transforms._signature import per_leaf, without_views
-from refs.transforms._transaction import Slot, Transaction, in_lane, in_transaction
+from refs.transforms._transaction import Slot, Transaction, in_lane
 
 
 def vmap(

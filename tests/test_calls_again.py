@@ -1,0 +1,339 @@
+"""Outside of `jit`, what comes again is neither traced nor compiled again, and means the same."""
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import refs
+
+same = np.testing.assert_allclose
+X = jnp.arange(1.0, 4.0)
+
+compiled = []
+
+
+def count(event, duration, **_):
+    if event == "/jax/core/compile/backend_compile_duration":
+        compiled.append(duration)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def counting():
+    jax.monitoring.register_event_duration_secs_listener(count)
+
+
+def step(r, x):
+    """What each of the calls below does with a ref, somewhere inside."""
+    r[...] += x.sum()
+    return jax.nn.relu(x) * r[...]
+
+
+def closing_over(make):
+    """A call over one ref that its functions close over."""
+
+    def program(r):
+        call = make(lambda x: step(r, x))
+        return lambda r, x: call(x)
+
+    return program
+
+
+def given(make):
+    """A call over a ref that it is given."""
+    return lambda _: make(step)
+
+
+def scan(f, scan=refs.scan):
+    def body(x, _):
+        return f(x), None
+
+    return lambda x: scan(body, x, None, length=1)[0]
+
+
+def fori_loop(f, fori_loop=refs.fori_loop):
+    def body(_, x):
+        return f(x)
+
+    return lambda x: fori_loop(0, 1, body, x)
+
+
+def while_loop(f):
+    def body(carry):
+        return carry[0] + 1, f(carry[1])
+
+    def is_first(carry):
+        return carry[0] < 1
+
+    return lambda x: refs.while_loop(is_first, body, (0, x))[1]
+
+
+def mapped(f, **options):
+    def row(x):
+        return f(x)
+
+    return lambda x: refs.map(row, x[None], **options)[0]
+
+
+def other(*_):
+    return jnp.zeros(3)
+
+
+CALLS = {
+    "refs.jit": closing_over(refs.jit),
+    "refs.jit of a ref": given(refs.jit),
+    "refs.checkpoint": closing_over(refs.checkpoint),
+    "refs.checkpoint of a ref": given(refs.checkpoint),
+    "refs.scan": closing_over(scan),
+    "refs.fori_loop": closing_over(fori_loop),
+    "refs.while_loop": closing_over(while_loop),
+    "refs.map": closing_over(mapped),
+    "refs.cond": closing_over(lambda f: lambda x: refs.cond(True, f, other, x)),
+    "refs.cond of a ref": given(lambda f: lambda r, x: refs.cond(True, f, other, r, x)),
+    "refs.switch of a ref": given(lambda f: lambda r, x: refs.switch(1, [other, f], r, x)),
+}
+NATIVE = {
+    "jax.jit": closing_over(jax.jit),
+    "jax.jit of a ref": given(jax.jit),
+    "jax.checkpoint": closing_over(jax.checkpoint),
+    "lax.scan": closing_over(lambda f: scan(f, lax.scan)),
+    "lax.fori_loop": closing_over(lambda f: fori_loop(f, lax.fori_loop)),
+    "lax.cond": closing_over(lambda f: lambda x: lax.cond(True, f, other, x)),
+}
+
+
+def calls_of(call, times):
+    """What calls return, and how much is compiled at each."""
+    for _ in range(times):
+        compiled.clear()
+        result = jax.block_until_ready(call())
+        yield result, len(compiled)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_at_top_level(name):
+    r = refs.new_ref(0.0)
+    call = CALLS[name](r)
+    results, times = zip(*calls_of(lambda: call(r, X), 4), strict=True)
+    for k, result in enumerate(results):
+        same(result, X * 6 * (k + 1))
+    assert times[2:] == (0, 0)
+
+
+@pytest.mark.parametrize("derivative", ["grad", "jvp", "vjp", "jacrev"])
+@pytest.mark.parametrize("name", CALLS | NATIVE)
+def test_in_a_derivative(name, derivative):
+    if "while" in name and derivative not in ("jvp",):
+        pytest.skip("JAX can't differentiate it backwards")
+    r = refs.new_ref(0.0)
+    call = (CALLS | NATIVE)[name](r)
+
+    def loss(x):
+        return call(r, call(r, x)).sum()
+
+    derive = {
+        "grad": lambda: refs.grad(loss)(X),
+        "jvp": lambda: refs.jvp(loss, (X,), (X,))[1],
+        "vjp": lambda: refs.vjp(loss, X)[1](1.0)[0],
+        "jacrev": lambda: refs.jacrev(loss)(X),
+    }[derivative]
+
+    def by_hand(x, start):
+        first = start + x.sum()
+        x = x * first
+        return (x * (first + x.sum())).sum()
+
+    results, times = zip(*calls_of(derive, 5), strict=True)
+    start = 0.0
+    for result in results:
+        gradient = jax.grad(by_hand)(X, start)
+        same(result, gradient @ X if derivative == "jvp" else gradient, rtol=1e-5)
+        start += X.sum()
+        start += (X * start).sum()
+    same(r[...], start, rtol=1e-5)
+    assert times[3:] == (0, 0)
+
+
+@pytest.mark.parametrize("name", [n for n in CALLS | NATIVE if n.endswith("a ref")])
+def test_of_other_refs(name):
+    """The same function of other refs, of one ref twice, and of one that it closes over."""
+    outer = refs.new_ref(100.0)
+
+    def program(refs, x):
+        a, b = refs
+        a[...] += x[0]
+        b[...] *= 2
+        outer[...] += a[...]
+        return x * b[...]
+
+    wrap = {
+        "refs.jit of a ref": refs.jit,
+        "refs.checkpoint of a ref": refs.checkpoint,
+        "refs.cond of a ref": lambda f: lambda *args: refs.cond(True, f, other, *args),
+        "refs.switch of a ref": lambda f: lambda *args: refs.switch(1, [other, f], *args),
+        "jax.jit of a ref": None,
+    }[name]
+    if wrap is None:
+        pytest.skip("JAX takes no ref twice")
+    call = wrap(program)
+    for derived in (call, refs.grad(lambda rs, x: call(rs, x).sum(), 1)) * 3:
+        a, b, c = (refs.new_ref(v) for v in (1.0, 2.0, 3.0))
+        derived((a, b), X)
+        same([a[...], b[...]], [2, 4])
+        derived((c, a), X)
+        same([c[...], a[...]], [4, 4])
+        derived((b, b), X)
+        same(b[...], 10)
+        before = outer[...]
+        if "jit" in name:
+            derived((outer, c), X)
+            same([outer[...], c[...]], [2 * (before + 1), 8])
+
+
+def test_settings_are_told_apart():
+    r = refs.new_ref(0.0)
+
+    def body(x, _):
+        r[...] += x
+        return x + 1, x
+
+    for length, reverse in [(2, False), (3, False), (3, True), (2, False)]:
+        before = r[...]
+        xs = jnp.arange(float(length))
+        got = refs.scan(lambda x, _: body(x, None), 1.0, xs, reverse=reverse)
+        again = refs.scan(body, 1.0, xs, reverse=reverse)
+        jax.tree.map(same, again, got)
+        same(r[...] - before, 2 * sum(range(1, length + 1)))
+
+    def other_body(k, x):
+        r[...] += k
+        return x
+
+    for lower, upper in [(0, 3), (1, 3), (0, 3)]:
+        before = r[...]
+        refs.fori_loop(lower, upper, other_body, None)
+        same(r[...] - before, sum(range(lower, upper)))
+
+    def up():
+        r[...] += 1
+
+    def down():
+        r[...] -= 1
+
+    for truth in (True, False, True):
+        before = r[...]
+        refs.cond(truth, up, down)
+        same(r[...] - before, 1 if truth else -1)
+        refs.switch(int(truth), [up, down])
+        same(r[...], before)
+
+
+def test_other_types_and_contexts():
+    seen = []
+
+    def body(k, x):
+        seen.append(x.dtype)
+        return x + k
+
+    for x in (jnp.float32(1), jnp.int32(1), jnp.float32(2), jnp.int32(2)):
+        refs.fori_loop(0, 3, body, x)
+    assert seen == [jnp.float32, jnp.int32]
+    with jax.default_matmul_precision("highest"):
+        refs.fori_loop(0, 3, body, jnp.float32(2))
+    assert len(seen) == 3
+
+
+def test_what_is_freed_says_so_again():
+    r = refs.new_ref(0.0)
+
+    def body(_, x):
+        r[...] += 1
+        return x
+
+    refs.fori_loop(0, 2, body, None)
+    refs.fori_loop(0, 2, body, None)
+    assert r[...] == 4
+    refs.free_ref(r)
+    with pytest.raises(refs.errors.RefStateError, match="freed"):
+        refs.fori_loop(0, 2, body, None)
+
+
+@pytest.mark.parametrize("again", [refs.jit, refs.checkpoint, scan, jax.jit])
+@pytest.mark.parametrize("derived", [False, True])
+def test_nothing_outlives_the_functions(again, derived):
+    def called():
+        r = refs.new_ref(jnp.ones(3))
+        call = again(lambda x: step(r, x))
+        for _ in range(3):
+            if derived:
+                refs.grad(lambda x: call(x).sum())(X)
+            elif again is not jax.jit:
+                call(X)
+        return weakref.ref(r)
+
+    watched = called()
+    gc.collect()
+    assert watched() is None
+
+
+@pytest.mark.parametrize("kind", ["jvp", "forward", "backward"])
+@pytest.mark.parametrize("within", [jax.jit, refs.jit, scan, refs.checkpoint])
+def test_rules_that_touch_refs_do_so_each_time(kind, within):
+    r = refs.new_ref(1.0)
+
+    def slope():
+        r[...] += 1
+        return r[...] - 1
+
+    if kind == "jvp":
+        f = jax.custom_jvp(lambda x: 2 * x)
+        f.defjvp(lambda p, t: (f(*p), slope() * t[0]))
+    else:
+        f = jax.custom_vjp(lambda x: 2 * x)
+        if kind == "forward":
+            f.defvjp(lambda x: (f(x), slope()), lambda w, g: (w * g,))
+        else:
+            f.defvjp(lambda x: (f(x), None), lambda _, g: (slope() * g,))
+    call = within(f)
+    for k in range(1, 6):
+        same(refs.grad(call)(5.0), k)
+        same(r[...], k + 1)
+
+
+def test_a_custom_vjp_that_touches_none_is_not_compiled_again():
+    f = jax.custom_vjp(lambda x: x * x)
+    f.defvjp(lambda x: (x * x, x), lambda x, g: (2 * x * g,))
+    r = refs.new_ref(0.0)
+
+    @refs.jit
+    def layer(x):
+        r[...] += x
+        return f(x)
+
+    results, times = zip(*calls_of(lambda: refs.grad(layer)(3.0), 5), strict=True)
+    assert set(map(float, results)) == {6.0}
+    assert r[...] == 15
+    assert times[3:] == (0, 0)
+
+
+def test_a_new_ref_is_another_one_each_time():
+    @refs.jit
+    def make(x):
+        return refs.new_ref(x), x * 2
+
+    made = []
+
+    def loss(x):
+        ref, y = make(x)
+        ref[...] += 1
+        made.append(ref[...])
+        return y + ref[...], ref
+
+    for k in range(4):
+        gradient, ref = refs.grad(loss, has_aux=True)(float(k))
+        assert gradient == 3
+        assert ref[...] == k + 1
