@@ -114,13 +114,17 @@ def reader(skeleton: Index, dtype: Any, out_sharding: Any = None) -> Callable[..
 
 
 def updater(ref: Any, method: str, skeleton: Index) -> Callable[..., jax.Array]:
-    """The kernel that takes a ref's buffer, donated, the rest of an index, and an operand."""
-    return _updater(method, skeleton, sharding_of(ref), ref.dtype, not _jax.is_jit_disabled())
+    """The kernel that takes a ref's buffer, donated, the rest of an index, and an operand.
+
+    Where JAX looks for NaNs it would run it again: then nothing is donated.
+    """
+    jit, is_donated = not _jax.is_jit_disabled(), not _jax.looks_for_nans()
+    return _updater(method, skeleton, sharding_of(ref), ref.dtype, jit, is_donated)
 
 
 @functools.lru_cache(maxsize=4096)
 def _updater(
-    method: str, skeleton: Index, sharding: Any, dtype: Any, jit: bool
+    method: str, skeleton: Index, sharding: Any, dtype: Any, jit: bool, is_donated: bool
 ) -> Callable[..., jax.Array]:
     def update_kernel(x: jax.Array, operands: list[Any], value: Any) -> jax.Array:
         old = _jax.wrap_keys(x, dtype)
@@ -133,7 +137,8 @@ def _updater(
 
     if not jit:
         return op_by_op
-    return jax.jit(update_kernel, donate_argnums=0, keep_unused=True, out_shardings=sharding)
+    donated = 0 if is_donated else ()
+    return jax.jit(update_kernel, donate_argnums=donated, keep_unused=True, out_shardings=sharding)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -174,7 +179,7 @@ def try_update(ref: Any, idx: Any, method: str, value: Any) -> bool:
 
 def _locate(ref: Any, idx: Any) -> tuple[tuple[Any, ...], Any] | None:
     """The kind of the index, an entry for each axis, and its numbers."""
-    if not ref._is_plain or _jax.is_jit_disabled():
+    if not ref._is_plain or _jax.is_jit_disabled() or _jax.looks_for_nans():
         return None
     shape = ref._shape
     entries = idx if type(idx) is tuple else (idx,)

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -179,3 +180,20 @@ def test_what_has_to_be_copied_is_said(program):
     ) as caught:
         assert_in_place(program, *float_refs(1))
     assert "used again after it has been overwritten" in str(caught.value)
+
+
+def test_its_memory_has_no_owner_of_jaxlibs():
+    """That stands on a stack: whoever keeps it would have later buffers be taken for it."""
+    owners = []
+
+    def look(*arrays):
+        for x in arrays:
+            while isinstance(x, np.ndarray):
+                x = x.base
+            owners.append(type(x).__module__)
+
+    refs.jit(lambda r, x: refs.io_callback(look, None, r, r.at[1:], x))(
+        refs.new_ref(jnp.arange(3.0)), jnp.ones(2)
+    )
+    assert len(owners) == 3
+    assert not any(name.startswith("jaxlib") for name in owners)

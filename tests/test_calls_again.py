@@ -36,7 +36,7 @@ def step(r, x):
 def closing_over(make):
     """A call over one ref that its functions close over."""
 
-    def program(r):
+    def program(r, step=step):
         call = make(lambda x: step(r, x))
         return lambda r, x: call(x)
 
@@ -45,7 +45,7 @@ def closing_over(make):
 
 def given(make):
     """A call over a ref that it is given."""
-    return lambda _: make(step)
+    return lambda _, step=step: make(step)
 
 
 def scan(f, scan=refs.scan):
@@ -72,13 +72,6 @@ def while_loop(f):
     return lambda x: refs.while_loop(is_first, body, (0, x))[1]
 
 
-def mapped(f, **options):
-    def row(x):
-        return f(x)
-
-    return lambda x: refs.map(row, x[None], **options)[0]
-
-
 def other(*_):
     return jnp.zeros(3)
 
@@ -91,7 +84,6 @@ CALLS = {
     "refs.scan": closing_over(scan),
     "refs.fori_loop": closing_over(fori_loop),
     "refs.while_loop": closing_over(while_loop),
-    "refs.map": closing_over(mapped),
     "refs.cond": closing_over(lambda f: lambda x: refs.cond(True, f, other, x)),
     "refs.cond of a ref": given(lambda f: lambda r, x: refs.cond(True, f, other, r, x)),
     "refs.switch of a ref": given(lambda f: lambda r, x: refs.switch(1, [other, f], r, x)),
@@ -337,3 +329,50 @@ def test_a_new_ref_is_another_one_each_time():
         gradient, ref = refs.grad(loss, has_aux=True)(float(k))
         assert gradient == 3
         assert ref[...] == k + 1
+
+
+def test_map_looks_again_as_jaxs_does():
+    factor = [1.0]
+    r = refs.new_ref(0.0)
+
+    def f(x):
+        r[...] += x
+        return x * factor[0]
+
+    for k in (1.0, 2.0, 3.0):
+        factor[0] = k
+        same(refs.map(f, X), lax.map(lambda x: x * factor[0], X))
+        same(refs.map(f, X, batch_size=0), k * X)
+        same(refs.grad(lambda x: refs.map(f, x).sum())(X), [k] * 3)
+    same(r[...], 9 * X.sum())
+
+
+FAULTS = {"nans": (jax.debug_nans, 0.0), "infs": (jax.debug_infs, 1.0)}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", ["update", "refs.grad", *CALLS])
+def test_a_fault_is_told_after_calls_without_one(name, fault):
+    """A program that was compiled before JAX looked for faults, and gives one now."""
+    looking, numerator = FAULTS[fault]
+    r, divisor = refs.new_ref(jnp.array([numerator, 5.0])), refs.new_ref(1.0)
+
+    def divide(r, x):
+        r[0] = r[0] / divisor[...]
+        return x
+
+    def update():
+        r.at[0].divide(divisor[...])
+
+    made = CALLS[name](r, divide) if name in CALLS else None
+    calls = {
+        "update": update,
+        "refs.grad": lambda: refs.grad(lambda x: divide(r, x))(1.0),
+    }
+    call = calls.get(name, lambda: made(r, X))
+    call()
+    call()
+    divisor[...] = 0.0
+    with looking(True), pytest.raises(FloatingPointError):
+        call()
+    same(r[...], [numerator, 5.0])

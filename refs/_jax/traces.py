@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import core, linear_util, source_info_util
+from jax._src import config, core, linear_util, source_info_util
 from jax._src.interpreters import partial_eval
 
 from refs._jax.equations import as_closed, new_var, with_equations
@@ -25,6 +25,11 @@ set_current_trace = core.set_current_trace
 def is_staging() -> bool:
     """Whether operations are only written down now, so that nothing is known of their results."""
     return isinstance(core.trace_ctx.trace, partial_eval.DynamicJaxprTrace)
+
+
+def looks_for_nans() -> bool:
+    """Whether JAX runs a program once more, op by op, that gives a NaN, or an infinity."""
+    return config.debug_nans.value or config.debug_infs.value
 
 
 def as_jaxpr(primitive: Any, avals: Sequence[Any], params: dict[str, Any]) -> Any:

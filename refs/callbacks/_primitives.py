@@ -6,6 +6,7 @@ what they hold afterwards, in the same memory. It is that one which is batched a
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -130,9 +131,9 @@ def _on_buffers(
     run, n_roots = plan.runner(), plan.n_roots
 
     def handler(_: Any, *buffers: Any) -> tuple[()]:
-        roots = [*map(np.asarray, buffers[n_operands : n_operands + n_roots])]
-        operands = [*roots, *map(np.asarray, buffers[n_state:n_operands])]
-        results = [*map(np.asarray, buffers[n_operands + n_state :])]
+        roots = [*map(_memory_of, buffers[n_operands : n_operands + n_roots])]
+        operands = [*roots, *map(_memory_of, buffers[n_state:n_operands])]
+        results = [*map(_memory_of, buffers[n_operands + n_state :])]
         try:
             run(operands, results)
         except BaseException as error:
@@ -140,6 +141,18 @@ def _on_buffers(
         return ()
 
     return handler, n_state
+
+
+def _memory_of(buffer: Any) -> Any:
+    """The array in a buffer of XLA's.
+
+    The owner of jaxlib's own array is an object at a place on the stack, and then it is gone. If
+    somebody kept that array, later buffers that stand at the same place would be taken for it.
+    """
+    x = np.asarray(buffer)
+    address, _ = x.__array_interface__["data"]
+    memory: Any = (ctypes.c_char * x.nbytes).from_address(address)
+    return np.ndarray(x.shape, x.dtype, memory)
 
 
 def _staged(*operands: Any, plan: Plan, n_kept: int, is_io: bool) -> Any:

@@ -70,7 +70,11 @@ class _Kept:
         is_compiled = _holds_loops(t.traced.jaxpr) or (
             comes_again and _jax.any_equation(t.traced.jaxpr, lambda e: e.primitive is _jax.cond_p)
         )
-        self._call = jax.jit(in_place(t.run), donate_argnums=0) if is_compiled else t.run
+        self._call = self._call_kept = t.run
+        if is_compiled:
+            self._call = jax.jit(in_place(t.run), donate_argnums=0)
+            # Donating nothing, for debugging: JAX then runs the program a second time.
+            self._call_kept = jax.jit(in_place(t.run))
 
     @property
     def is_lasting(self) -> bool:
@@ -86,8 +90,9 @@ class _Kept:
         """A call at top level, as a transaction."""
         # What it closes over are operands, and no part of the program that is compiled.
         given: dict[str, Any] = {"captured": self._t.program.arrays}
+        call = self._call_kept if _jax.looks_for_nans() else self._call
         outputs, made = self._t.update(
-            refs, lambda state, constants: self._call(state, constants, arrays, **given)
+            refs, lambda state, constants: call(state, constants, arrays, **given)
         )
         return self._t.result(outputs, made, refs)
 

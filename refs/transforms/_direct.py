@@ -37,7 +37,8 @@ def op_by_op(fun: Callable[[], Any]) -> Any:
     if not _jax.at_top_level():
         return fun()
     for attempt in range(_ATTEMPTS):
-        time.sleep(random.random() * min(attempt, 10) * 1e-3)
+        if attempt:
+            time.sleep(random.random() * min(attempt, 10) * 1e-3)
         result, changed, is_final = _attempt(fun)
         if changed is None:
             return result

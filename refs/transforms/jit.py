@@ -255,8 +255,7 @@ class Programs:
             if entry.is_plain:
                 return entry.run(args, kwargs)
             entry.compile_ahead(call.flat)
-            debugging = _jax.debug_nans.value or _jax.debug_infs.value
-            return run_carefully(entry, call.flat, is_debugging=debugging)
+            return run_carefully(entry, call.flat, is_debugging=_jax.looks_for_nans())
         if not call.refs:
             key = self._key(static, call)
             known = (*self._entries.get(key, ()), *self._inner.get(key, ()))

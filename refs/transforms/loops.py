@@ -64,20 +64,6 @@ def scan(
     >>> table[2]
     Array([40, 50], dtype=int32)
     """
-    return _scan(f, [f], init, xs, length, reverse, unroll, _split_transpose)
-
-
-def _scan(
-    f: Callable[[Any, Any], Any],
-    functions: Sequence[Any],
-    init: Any,
-    xs: Any,
-    length: int | None = None,
-    reverse: bool = False,
-    unroll: int | bool = 1,
-    split_transpose: bool = False,
-) -> tuple[Any, Any]:
-    """`scan` of a function made of those given."""
     _check_no_refs("scan", "its carry", init)
     for x in jax.tree.leaves(xs, is_leaf=is_view):
         if is_view(x):
@@ -102,10 +88,10 @@ def _scan(
         # Under `jax.disable_jit` it is a loop in Python, which can't take a row of a ref.
         is_disabled = _jax.is_jit_disabled() and not refs
         with jax.disable_jit(is_disabled):
-            return lax.scan(step, first, (refs, leaves), length, reverse, unroll, split_transpose)
+            return lax.scan(step, first, (refs, leaves), length, reverse, unroll, _split_transpose)
 
-    static = (start.tree, call.tree, call.ref_places, length, reverse, unroll, split_transpose)
-    return _run(inside, call.refs, [start.leaves, call.leaves], functions, static)
+    static = (start.tree, call.tree, call.ref_places, length, reverse, unroll, _split_transpose)
+    return _run(inside, call.refs, [start.leaves, call.leaves], [f], static)
 
 
 def while_loop(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_val: Any) -> Any:
@@ -268,7 +254,7 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
     """
     leaves = jax.tree.leaves(xs)
     if batch_size is None or not leaves:  # then JAX says so
-        return _scan(lambda _, x: (None, f(x)), [f], None, xs)[1]
+        return scan(lambda _, x: (None, f(x)), None, xs)[1]
     _check_no_refs("map with batch_size", "xs", xs)
     _check_rows("map", xs)
     n = len(leaves[0])
@@ -287,7 +273,7 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
         rest = vmap(f)(jax.tree.map(lambda x: x[whole:], xs))
         return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), ys, rest)
 
-    return _with_arrays(batched, jax.tree.map(jnp.asarray, xs), [f], batch_size)
+    return _with_arrays(batched, jax.tree.map(jnp.asarray, xs), [])
 
 
 def _operands(operands: tuple[Any, ...], operand: Any) -> tuple[Any, ...]:
