@@ -272,30 +272,6 @@ def test_nothing_outlives_the_functions(again, derived):
     assert watched() is None
 
 
-@pytest.mark.parametrize("kind", ["jvp", "forward", "backward"])
-@pytest.mark.parametrize("within", [jax.jit, refs.jit, scan, refs.checkpoint])
-def test_rules_that_touch_refs_do_so_each_time(kind, within):
-    r = refs.new_ref(1.0)
-
-    def slope():
-        r[...] += 1
-        return r[...] - 1
-
-    if kind == "jvp":
-        f = jax.custom_jvp(lambda x: 2 * x)
-        f.defjvp(lambda p, t: (f(*p), slope() * t[0]))
-    else:
-        f = jax.custom_vjp(lambda x: 2 * x)
-        if kind == "forward":
-            f.defvjp(lambda x: (f(x), slope()), lambda w, g: (w * g,))
-        else:
-            f.defvjp(lambda x: (f(x), None), lambda _, g: (slope() * g,))
-    call = within(f)
-    for k in range(1, 6):
-        same(refs.grad(call)(5.0), k)
-        same(r[...], k + 1)
-
-
 def test_a_custom_vjp_that_touches_none_is_not_compiled_again():
     f = jax.custom_vjp(lambda x: x * x)
     f.defvjp(lambda x: (x * x, x), lambda x, g: (2 * x * g,))

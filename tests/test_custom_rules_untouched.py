@@ -249,3 +249,21 @@ def test_second_derivatives(kind, jit):
 
     assert jit(refs.grad(lambda y: refs.grad(lambda x: x * loss(y))(2.0)))(1.0) == 7 * 8
     assert r[...] == 9
+
+
+def scanned(f):
+    def body(x, _):
+        return f(x), None
+
+    return lambda x: refs.scan(body, x, None, length=1)[0]
+
+
+@pytest.mark.parametrize("kind", ["jvp", "forward", "backward"])
+@pytest.mark.parametrize("within", [jax.jit, refs.jit, scanned, refs.checkpoint])
+def test_each_time_that_the_same_call_comes_again(kind, within):
+    """What is kept of a call outside of `jit` leaves nothing out."""
+    r = refs.new_ref(1.0)
+    call = within(make(kind, r))
+    for k in range(1, 6):
+        same(refs.grad(call)(5.0), k)
+        same(r[...], k + 1)

@@ -19,11 +19,12 @@ from typing import Any
 from refs import _access, _jax
 from refs._effects import Touch
 from refs._ref_type import RefType
-from refs._rules import has_custom_rules, has_custom_vjp, touched_by_rules
+from refs._rules import has_custom_vjp, touched_by_rules
 from refs._tracing import AbstractArgument, is_ref, ref_type
 from refs.discharge._again import call, made_of
 from refs.discharge._cells import Cell
 from refs.discharge._interpreter import Context
+from refs.discharge._late import is_open
 from refs.discharge._ours import concerns_refs
 from refs.discharge._program import Program
 from refs.errors import RefEscapeError
@@ -182,7 +183,8 @@ class OpByOp(_jax.Trace):
             return primitive.bind(*operands, **params)
 
     def _has_rules(self, inner: Sequence[Any]) -> bool:
-        return self.is_differentiated and any(has_custom_rules(c.jaxpr) for c in inner)
+        """Whether derivative rules may touch a ref."""
+        return self.is_differentiated and any(is_open(c.jaxpr) for c in inner)
 
     # -- how it is done ---------------------------------------------------------------------------
 

@@ -130,7 +130,7 @@ class Programs:
         self._fun, self._static, self._donate, self._options = fun, static, donate, options
         self.has_static = bool(static.nums or static.names)
         self._entries: dict[Any, list[Any]] = {}  # each an `Entry` or a `Plain`
-        self._inner: dict[Any, tuple[Plain]] = {}  # for calls in a trace, where it touches refs
+        self._inner: dict[Any, Plain] = {}  # for calls in a trace, where it touches refs
         # By structure and arrays only; None where that doesn't tell which.
         self._quick: dict[Any, Any] = {}
         self.forget: Callable[[], None] = lambda: None  # what a call remembers besides
@@ -258,12 +258,12 @@ class Programs:
             return run_carefully(entry, call.flat, is_debugging=_jax.looks_for_nans())
         if not call.refs:
             key = self._key(static, call)
-            known = (*self._entries.get(key, ()), *self._inner.get(key, ()))
-            plain = next((e for e in known if e.is_plain), None)
+            known = (e for e in self._entries.get(key, ()) if e.is_plain)
+            plain = self._inner.get(key) or next(known, None)
             if plain is None:
                 plain, traced = self._traced(static, call)
                 if traced is not None and not plain.captured:
-                    self._inner[key] = (plain,)
+                    self._inner[key] = plain
                 elif not plain.captured:
                     plain = self._add(key, call, plain)
             if not plain.returns_refs:
