@@ -163,7 +163,10 @@ def trace(
         return arrays, new
 
     flat.__name__ = flat.__qualname__ = getattr(fun, "__name__", "function")
-    jaxpr = _make_jaxpr(flat, axis_env)([AbstractArgument(t) for t in ref_types], list(leaves))
+    # Without jit, JAX's loops ask their predicates what they can't say in a trace, and once more
+    # when they are traced after all: with what they write, twice.
+    with jax.disable_jit(False):
+        jaxpr = _make_jaxpr(flat, axis_env)([AbstractArgument(t) for t in ref_types], list(leaves))
     out_tree, markers = out
     return Trace(jaxpr, out_tree, tuple(markers))
 

@@ -46,7 +46,7 @@ from tests.strategies_syntax import (
     While,
     Wrapped,
 )
-from tests.strategies_values import BOOL, INT, Drawing, Features, Handle, Scope
+from tests.strategies_values import ALL, BOOL, INT, Drawing, Features, Handle, Scope
 
 
 def programs(**features):
@@ -60,10 +60,12 @@ class Builder(Drawing):
 
     # --- The whole ---
 
-    def program(self):
-        cells = [Name(self.type(), self.fresh("g")) for _ in range(self.between(1, 3))]
+    def program(self, given=None):
+        """A program over the refs given, or over refs that it makes."""
+        allows = {handle.name: handle.allows for handle in given or ()}
+        cells = [*allows] or [Name(self.type(), self.fresh("g")) for _ in range(self.between(1, 3))]
         inputs = [Name(self.type(), self.fresh("x")) for _ in range(self.upto(2))]
-        make_refs = [MakeRef(cell.name, self.literal(cell.type)) for cell in cells]
+        make_refs = [MakeRef(x.name, self.literal(x.type)) for x in cells if not given]
         make_inputs = [Let(x.name, self.literal(x.type)) for x in inputs]
         scope, args, params = Scope(), [], []
         for cell, name in enumerate(cells):
@@ -74,9 +76,9 @@ class Builder(Drawing):
                 param = Name(arg.type, self.fresh("w" if view else "r"), view)
                 args.append(arg)
                 params.append(param.name)
-                scope.handles.append(Handle(param, cell))
+                scope.handles.append(Handle(param, cell, allows.get(name, ALL)))
             if closed_over:
-                scope.handles.append(Handle(name, cell))
+                scope.handles.append(Handle(name, cell, allows.get(name, ALL)))
         for x in inputs:
             args.append(x)
             params.append(x.name)

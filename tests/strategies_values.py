@@ -30,6 +30,10 @@ class Features:
     apply_closes_over: bool = True  # the function given to `at[...].apply` uses refs and values
 
 
+# What may be done to a ref.
+ALL = ("read", "write", "add")
+
+
 @dataclass(frozen=True)
 class Handle:
     """A ref or view in scope.
@@ -39,7 +43,7 @@ class Handle:
 
     name: Name
     cell: int
-    allows: tuple[str, ...] = ("read", "write", "add")
+    allows: tuple[str, ...] = ALL
     home: int | None = None
 
 

@@ -245,6 +245,33 @@ def test_io_under_checkpoint_is_made_once_or_refused(jit):
         jit(refs.grad(inner))(1.0)
 
 
+@both
+@pytest.mark.parametrize("transform", [refs.jacfwd, refs.jacrev, refs.hessian])
+def test_it_is_made_once_for_all_columns_of_a_jacobian(jit, transform):
+    r = ref(2)
+
+    def f(x):
+        refs.io_callback(add_one, None, r)
+        return x**3
+
+    jit(transform(f))(jnp.arange(3.0))
+    same(r, [1, 1])
+
+
+def test_where_all_lanes_give_it_the_same():
+    """JAX's own map makes one call of it, in ours each lane makes its own."""
+    calls = []
+
+    def f(x):
+        refs.io_callback(lambda: calls.append(1), None)
+        return x
+
+    for vmap, n in (jax.vmap, 1), (refs.vmap, 3):
+        calls.clear()
+        vmap(f)(jnp.arange(3))
+        assert len(calls) == n
+
+
 # --- Callbacks in callbacks -----------------------------------------------------------------------
 
 

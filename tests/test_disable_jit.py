@@ -125,3 +125,47 @@ def test_a_scan_over_rows_of_a_ref():
             total, _ = around(lambda: refs.scan(step, 0.0, table))()
         assert total == 2 * before[:, 0].sum()
         np.testing.assert_array_equal(table, 2 * before)
+
+
+def counted_loop(while_loop):
+    """A loop whose predicate counts the times that it is asked: one more than there are steps."""
+    n = refs.new_ref(jnp.int32(0))
+
+    def cond_fun(x):
+        n[...] += 1
+        return n[...] < 4
+
+    return while_loop(cond_fun, lambda x: x + 1.0, 0.0), n
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda f: f(),
+        lambda f: refs.jit(f)(),
+        lambda f: refs.checkpoint(f)(),
+    ],
+    ids=["top level", "jit", "checkpoint"],
+)
+@pytest.mark.parametrize("while_loop", [refs.while_loop, jax.lax.while_loop])
+def test_a_predicate_is_asked_once_before_each_step(while_loop, around):
+    with jax.disable_jit():
+        x, n = around(lambda: counted_loop(while_loop))
+    assert (int(x), int(n[...])) == (3, 4)
+
+
+def test_loops_and_branches_run_in_python():
+    r, seen = refs.new_ref(jnp.zeros(2)), []
+
+    def look(*values):
+        r[...] += 1
+        seen.extend(map(float, (*values, r[0])))
+
+    with jax.disable_jit():
+        refs.scan(lambda c, x: (look(c, x), (c + x, None))[1], 1.0, jnp.arange(2.0))
+        refs.fori_loop(0, 1, lambda i, c: (look(i, c), c)[1], 5.0)
+        refs.while_loop(lambda c: c < 8, lambda c: (look(c), c + 1)[1], 7.0)
+        refs.cond(jnp.array(True), look, look, 9.0)
+        refs.map(look, jnp.array([11.0]))
+        refs.grad(lambda x: refs.scan(lambda c, x: (look(x), (c, None))[1], x, jnp.ones(1))[0])(1.0)
+    assert seen == [1, 0, 1, 1, 1, 2, 0, 5, 3, 7, 4, 9, 5, 11, 6, 1, 7]

@@ -85,6 +85,9 @@ def _batch(
     is_io: bool,
 ) -> Any:
     host = plan.host
+    if not plan.by_lane and all(axis is None for axis in axes):
+        out = host_callback_p.bind(*operands, plan=plan, n_kept=n_kept, is_io=is_io)
+        return out, [None for _ in out]
     if host.method is None and not host.is_io:
         raise MissingRuleError(
             f"vmap of {host.describe()}: say how it is mapped, vmap_method='sequential' (called "
@@ -103,7 +106,7 @@ def _batch(
     ]
     root_axes = [0 if axis is None else axis for axis in axes[: plan.n_roots]]
     axes = (*root_axes, *axes[plan.n_roots :])
-    plan = plan._replace(layers=(*plan.layers, Layer(size, tuple(axes))))
+    plan = plan._replace(layers=(*plan.layers, Layer(size, tuple(axes))), by_lane=False)
     operands = (*roots, *operands[plan.n_roots :])
     out = host_callback_p.bind(*operands, plan=plan, n_kept=n_kept, is_io=is_io)
     return out, [*root_axes, *(0 for _ in host.results)]

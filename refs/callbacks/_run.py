@@ -32,6 +32,8 @@ class Plan(NamedTuple):
     Attributes:
       layers: the maps around it, the innermost first.
       numbers: for each root, which of the refs that the whole program writes it is, or None.
+      by_lane: whether each lane of the next map around it makes the call, even if all lanes give
+        it the same. Otherwise that is one call, as where JAX maps what is the same for all.
     """
 
     host: Host
@@ -40,6 +42,7 @@ class Plan(NamedTuple):
     rows: tuple[tuple[int, int], ...]
     layers: tuple[Layer, ...] = ()
     numbers: tuple[int | None, ...] = ()
+    by_lane: bool = False
 
     @staticmethod
     def of(host: Host, n_refs: int) -> Plan:

@@ -31,6 +31,7 @@ def discharge_ref_callback(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[
         has_mask,
         tuple((k, len(index)) for k, index in zip(places, indices, strict=True)),
         numbers=tuple(cell.number for cell in roots),
+        by_lane=ctx.lanes is not None,
     )
     if host.is_io and ctx.repeats and ctx.differentiated:
         raise RefTypeError(
@@ -53,11 +54,13 @@ def discharge_ref_callback(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[
 
 @register(host_callback_p)
 def discharge_host_callback(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
-    """One without refs: in lanes that have parted, it is made for some."""
-    plan: Plan = eqn.params["plan"]
-    mask = ctx.lanes.mask if ctx.lanes is not None else None
-    if mask is None:
+    """One without refs: each lane makes it, or some, where lanes have parted."""
+    if ctx.lanes is None:
         return _jax.bind_eqn(eqn, args)
+    plan: Plan = eqn.params["plan"]._replace(by_lane=True)
+    mask = ctx.lanes.mask
+    if mask is None:
+        return list(host_callback_p.bind(*args, **{**eqn.params, "plan": plan}))
     roots, rest = args[: plan.n_roots], args[plan.n_roots :]
     if plan.has_mask:
         mask, rest = jnp.logical_and(mask, rest[0]), rest[1:]

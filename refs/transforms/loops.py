@@ -85,13 +85,12 @@ def scan(
             _jax.name_arguments(f, (carry, x), {}, jax.tree.leaves((carry, rows)))
             return f(carry, x)
 
-        # Under `jax.disable_jit` it is a loop in Python, which can't take a row of a ref.
-        is_disabled = _jax.is_jit_disabled() and not refs
-        with jax.disable_jit(is_disabled):
-            return lax.scan(step, first, (refs, leaves), length, reverse, unroll, _split_transpose)
+        return lax.scan(step, first, (refs, leaves), length, reverse, unroll, _split_transpose)
 
     static = (start.tree, call.tree, call.ref_places, length, reverse, unroll, _split_transpose)
-    return _run(inside, call.refs, [start.leaves, call.leaves], [f], static)
+    # A loop in Python, as which it is run under `jax.disable_jit`, can't take a row of a ref.
+    with jax.disable_jit(_jax.is_jit_disabled() and not call.refs):
+        return _run(inside, call.refs, [start.leaves, call.leaves], [f], static)
 
 
 def while_loop(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_val: Any) -> Any:
@@ -320,6 +319,8 @@ def _with_arrays(
 def _run(
     fun: Callable[..., Any], refs: Sequence[Any], arrays: Any, functions: Sequence[Any], static: Any
 ) -> Any:
+    if _jax.is_jit_disabled() and not _jax.is_staging():
+        return fun(refs, arrays)  # in Python, operation by operation
     leaves, tree = jax.tree.flatten(arrays)
 
     def flat(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:

@@ -28,9 +28,10 @@ from tests.strategies_syntax import Program
 same_programs = hypothesis.seed(0) if hypothesis.settings.default.derandomize else oracle.as_is
 
 
-def fewer(divisor):
-    """For laws of which the expensive part is tried elsewhere."""
-    return hypothesis.settings(max_examples=hypothesis.settings.default.max_examples // divisor)
+def fewer(divisor, **options):
+    """For laws that take long, or of which the expensive part is tried elsewhere."""
+    n = hypothesis.settings.default.max_examples // divisor
+    return hypothesis.settings(max_examples=n, **options)
 
 
 CALLS = 2
