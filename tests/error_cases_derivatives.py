@@ -263,6 +263,17 @@ def a_pullback_without_its_values(r, i):
 
 @raises(
     errors.RefValueError,
+    "`args_res` of the pullback has 1 values, for 2 variables: put a value or a ref into the place "
+    "of each",
+)
+def a_pullback_with_too_few_values(r, i):
+    _, pullback = refs.vjp(lambda x, r: (x * r[...]).sum(), 2.0, r)
+    pullback.args_res = [r]
+    pullback(1.0)
+
+
+@raises(
+    errors.RefValueError,
     "grad: reduce_axes=('batch',) means nothing any more in JAX",
 )
 def axes_to_reduce(r, i):

@@ -87,6 +87,17 @@ def test_saved_values_are_seen_and_replaced():
     same(pullback(1.0)[0], 2 * W)
 
 
+@pytest.mark.parametrize("saveable", [True, False])
+def test_none_among_the_primals(saveable):
+    tree = {"w": W, "bias": None}
+    _, pullback = refs.vjp(lambda x, m, w: product(x, w), X, None, tree, saveable_args=saveable)
+    pullback.args_res[:] = [X, None, tree]
+    x, m, w = pullback(1.0)
+    same(x, W)
+    same(w["w"], X)
+    assert m is w["bias"] is None
+
+
 def test_a_pullback_without_its_values_goes_through_jit():
     @jax.jit
     def forward():

@@ -136,6 +136,11 @@ def typed_like(x: Any, example: Any) -> Any:
     return _lax._convert_element_type(x, example.dtype, weak)
 
 
+def one_vjp(value: Any) -> Any:
+    """The cotangent of a scalar that is differentiated: one, sharded as its cotangents are."""
+    return _lax._one_vjp(value)
+
+
 def forget_fast_path(compiled: Any) -> None:
     """Makes the next call of a `jax.jit` find its program again, which is still compiled.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -20,6 +21,20 @@ def register_tracer(kind: type) -> None:
 
 
 set_current_trace = core.set_current_trace
+
+
+@contextmanager
+def lane_axes(spmd_axis_name: Any, mesh_axes: Any) -> Iterator[None]:
+    """While one lane is traced: the axes of meshes that the lanes lie over, as in `jax.vmap`."""
+    with (
+        core.add_spmd_axis_names(_as_names(spmd_axis_name)),
+        core.add_explicit_mesh_axis_names(_as_names(mesh_axes)),
+    ):
+        yield
+
+
+def _as_names(names: Any) -> Any:
+    return names if names is None or isinstance(names, tuple) else (names,)
 
 
 def is_staging() -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from refs import _jax
 from refs.errors import RefTypeError
 from refs.transforms._derivative import check_output, check_reduce_axes, derivative
 from refs.transforms._differentiable import Differentiable
@@ -113,7 +113,7 @@ def _gradient(
 
         value, pullback, aux = f.run(pulled)
         [cotangents] = backward(
-            lambda _, cts: pullback(cts), [], [jnp.ones_like(value)], f.has_backward_effects
+            lambda _, cts: pullback(cts), [], [_jax.one_vjp(value)], f.has_backward_effects
         )
         gradient = inputs.unflatten(cotangents)
         return ((value, aux) if has_aux else value), gradient

@@ -211,8 +211,17 @@ class Pullback:
 
     def _restored(self) -> list[Any]:
         """The values that are needed as they were given."""
-        words = (_jax.NotNeeded, _jax.NotSaveable, type(None), RefView)
-        kept = jax.tree.leaves(self.args_res, is_leaf=lambda x: isinstance(x, words))
+        places = jax.tree.structure([*mirrored(self.in_tree, self._needed)])
+        words = (_jax.NotNeeded, _jax.NotSaveable, RefView)
+        try:
+            kept = places.flatten_up_to(self.args_res)
+        except ValueError:  # Other containers will do.
+            kept = jax.tree.leaves(self.args_res, is_leaf=lambda x: isinstance(x, words))
+        if len(kept) != len(self._variables):
+            raise RefValueError(
+                f"`args_res` of the pullback has {len(kept)} values, for {len(self._variables)} "
+                "variables: put a value or a ref into the place of each"
+            )
         values: list[Any] = [_jax.NotNeeded()] * self._n_values
         for k, (variable, x) in enumerate(zip(self._variables, kept, strict=True)):
             if not self._needed[k]:

@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from refs import _jax
 from refs._access import check_ref, describe
+from refs._effects import uses_refs
 from refs._tracing import AbstractArgument, Call, is_ref, one_name, ref_type
+from refs.callbacks._held import calls_host
 from refs.discharge._interpreter import Context
 from refs.discharge._lanes import Lanes, Sum
 from refs.errors import RefTypeError, RefValueError
@@ -79,10 +82,13 @@ def vmap(
 
         def inside(refs: Any, leaves: Any) -> Any:
             env = [] if axis_name is None else [(axis_name, axes.size)]
-            with in_lane():
+            if axes.mesh_axes is not None:
+                _check_as_jax(given, axes, leaves, spmd_axis_name)
+            with in_lane(), _jax.lane_axes(spmd_axis_name, axes.mesh_axes):
                 t = Transaction.of(
                     lane_fun, refs, axes.leaf_types, given.rebuild, axes.ref_types, env
                 )
+            touches_none = not (uses_refs(t.traced.jaxpr) or calls_host(t.traced.jaxpr))
             axis_of = {s: axes.of_slot(s, refs) for s in t.touch_of}
             variance = _analyse(t, axis_of, axes, axis_name)
             sums = {
@@ -97,15 +103,19 @@ def vmap(
                 for (slot, method), ref in zip(sums.items(), t.refs([*sums], refs), strict=True):
                     cells[slot] = Sum(ref, slot.origin, method)
                 t.aim(cells, [s for s, axis in axis_of.items() if axis is None], refs)
-                _, (arrays, made) = t.run_cells(
-                    cells, leaves, Context(lanes=Lanes(variance, lane), held=t.held)
-                )
+                lanes = None if touches_none else Lanes(variance, lane)
+                _, (arrays, made) = t.run_cells(cells, leaves, Context(lanes=lanes, held=t.held))
                 return [cells[s].read() for s in written], arrays, made
 
             state_axes = [axis_of[s] for s in written]
             batched = jax.vmap(
                 lane,
-                in_axes=(0, state_axes, [axis_of[s] for s in t.read], axes.of_leaves),
+                in_axes=(
+                    None if touches_none else 0,
+                    state_axes,
+                    [axis_of[s] for s in t.read],
+                    axes.of_leaves,
+                ),
                 out_axes=(state_axes, *t.per_result(out_axes)),
                 axis_name=axis_name,
                 axis_size=axes.size,
@@ -113,7 +123,10 @@ def vmap(
                 sum_match=sum_match,
             )
             state, arrays, made = batched(
-                axes.flags, t.values(written, refs), t.values(t.read, refs), leaves
+                None if touches_none else axes.flags,
+                t.values(written, refs),
+                t.values(t.read, refs),
+                leaves,
             )
             # No lane, no write: what all lanes write alike is computed all the same.
             kept = [s for s in written if axes.size or axis_of[s] is not None]
@@ -170,15 +183,20 @@ class _Axes(NamedTuple):
     of_leaves: list[int]
     ref_types: list[Any]
     leaf_types: list[Any]
-    mesh_axes: Any  # over which the lanes are sharded, by their type
+    sharding: Any  # of the lanes, by their type
 
     @property
     def flags(self) -> Any:
         """One for each lane, where its operands are."""
         flags = jnp.ones(self.size, bool)
-        if self.mesh_axes is None:
+        if self.sharding is None:
             return flags
-        return jax.sharding.reshard(flags, jax.sharding.PartitionSpec(self.mesh_axes))
+        return jax.sharding.reshard(flags, self.sharding)
+
+    @property
+    def mesh_axes(self) -> Any:
+        """Those of an explicit mesh that the lanes are sharded over."""
+        return None if self.sharding is None else self.sharding.spec[0]
 
     @staticmethod
     def of(call: Call, axes: Sequence[int], axis_size: int | None) -> _Axes:
@@ -212,9 +230,9 @@ class _Axes(NamedTuple):
             )
         [size] = sizes
         types: list[Any] = [*(ref_type(r).inner_aval for r in call.refs), *leaf_types]
-        mesh_axes = next(
+        sharding = next(
             (
-                x.sharding.spec[axis]
+                NamedSharding(x.sharding.mesh, jax.P(x.sharding.spec[axis]))
                 for x, axis in zip(types, (*ref_axes, *of_leaves), strict=True)
                 if _jax.has_explicit_sharding(x)
             ),
@@ -228,7 +246,7 @@ class _Axes(NamedTuple):
             _jax.mapped_aval(size, axis, ref_type(r))
             for r, axis in zip(call.refs, ref_axes, strict=True)
         ]
-        return _Axes(size, ref_axes, of_leaves, ref_types, leaf_types, mesh_axes)
+        return _Axes(size, ref_axes, of_leaves, ref_types, leaf_types, sharding)
 
     def of_slot(self, slot: Slot, refs: Sequence[Any]) -> int | None:
         if slot.argument is None:
@@ -273,6 +291,18 @@ def _leaf_axes(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
                 "take the view inside"
             )
     return axes
+
+
+def _check_as_jax(given: _Given, axes: _Axes, leaves: Sequence[Any], spmd_axis_name: Any) -> None:
+    """Raises what `jax.vmap` says of arguments on an explicit mesh, before a lane is traced."""
+    shared = [x for x in given.shared.values() if isinstance(x, jax.Array)]
+    check = jax.vmap(
+        lambda mapped, shared: (),
+        in_axes=(axes.of_leaves, None),
+        axis_size=axes.size,
+        spmd_axis_name=spmd_axis_name,
+    )
+    check(leaves, shared)
 
 
 def _analyse(
