@@ -17,6 +17,7 @@ from refs._tracing import AbstractArgument, Call, is_ref, one_name, ref_type
 from refs.callbacks._held import calls_host
 from refs.discharge._interpreter import Context
 from refs.discharge._lanes import Lanes, Sum
+from refs.discharge._late import is_open
 from refs.errors import RefTypeError, RefValueError
 from refs.lanes._variance import Contents, Variance
 from refs.transforms._calls import in_transaction
@@ -88,7 +89,7 @@ def vmap(
                 t = Transaction.of(
                     lane_fun, refs, axes.leaf_types, given.rebuild, axes.ref_types, env
                 )
-            touches_none = not (uses_refs(t.traced.jaxpr) or calls_host(t.traced.jaxpr))
+            touches_none = not _may_touch_refs(t.traced.jaxpr)
             axis_of = {s: axes.of_slot(s, refs) for s in t.touch_of}
             variance = _analyse(t, axis_of, axes, axis_name)
             sums = {
@@ -291,6 +292,11 @@ def _leaf_axes(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
                 "take the view inside"
             )
     return axes
+
+
+def _may_touch_refs(closed: Any) -> bool:
+    """Whether a lane is more than JAX's affair: for refs, for callbacks, for rules of derivatives."""
+    return uses_refs(closed) or calls_host(closed) or is_open(closed.jaxpr)
 
 
 def _check_as_jax(given: _Given, axes: _Axes, leaves: Sequence[Any], spmd_axis_name: Any) -> None:
