@@ -295,7 +295,7 @@ def _leaf_axes(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
 
 
 def _may_touch_refs(closed: Any) -> bool:
-    """Whether a lane is more than JAX's affair: for refs, for callbacks, for rules of derivatives."""
+    """Whether a lane is more than JAX's affair: for refs, callbacks, or rules of derivatives."""
     return uses_refs(closed) or calls_host(closed) or is_open(closed.jaxpr)
 
 
