@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.sparse import BCOO
 
 import refs
 from refs import errors
@@ -136,6 +137,33 @@ def a_ref_mapped_and_closed_over(r, i):
         row[...] = r[0]
 
     refs.vmap(lane)(r)
+
+
+@raises(
+    errors.RefTypeError,
+    "vmap: in_axes is False: it must be an integer, None, or a tuple with an entry for each "
+    "positional argument",
+)
+def axes_that_are_no_axes(r, i):
+    refs.vmap(lambda a: None, in_axes=False)(r)
+
+
+@raises(
+    errors.RefTypeError,
+    "vmap over refs, with a BCOO, which says itself how it is mapped: give the lanes its arrays, "
+    "and make it of them inside",
+)
+def a_type_that_maps_itself(r, i):
+    refs.vmap(lambda r, x: r.set(x.sum()))(r, BCOO.fromdense(jnp.ones((3, 2)), n_batch=1))
+
+
+@raises(
+    errors.RefTypeError,
+    "vmap over refs, with a BCOO, which says itself how it is mapped: give the lanes its arrays, "
+    "and make it of them inside",
+)
+def a_result_that_maps_itself(r, i):
+    refs.vmap(lambda r: BCOO.fromdense(r[...], nse=1))(refs.new_ref(jnp.ones((3, 2))))
 
 
 @raises(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental.sparse import BCOO, todense
 
 import refs
 from refs.errors import RefValueError
@@ -138,3 +139,21 @@ def test_arguments_that_are_no_arrays():
 
     out = refs.vmap(lane, in_axes=(0, None, None))(X, "double", {"deep": "yes"})
     same(out, 2 * X)
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, refs.jit], ids=["top level", "jit"])
+def test_types_that_say_themselves_how_they_are_mapped(jit):
+    dense = jnp.arange(12.0).reshape(3, 4)
+    matrix = BCOO.fromdense(dense, n_batch=1)
+    same(jit(refs.vmap(todense))(matrix), dense)
+    made = jit(refs.vmap(lambda row: BCOO.fromdense(row, nse=4)))(dense)
+    assert made.shape == (3, 4)
+    assert made.n_batch == 1
+
+
+def test_of_a_function_without_refs_there_is_nothing_but_what_jax_makes_of_it():
+    def f(x):
+        return jnp.where(x > 0, x, 0) @ x
+
+    texts = {str(jax.make_jaxpr(t.vmap(f))(jnp.ones((2, 3)))) for t in (jax, refs)}
+    assert len(texts) == 1

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax._src import ad_checkpoint, config, core, hijax
+from jax._src.interpreters import batching
 from jax._src.lax.control_flow import solves
 
 from refs._jax.names import is_ref_type
@@ -85,3 +86,13 @@ def without_hi_primitives() -> Iterator[None]:
             if hasattr(config, name):
                 stack.enter_context(getattr(config, name)(False))
         yield
+
+
+def is_axis(x: Any) -> bool:
+    """Whether `jax.vmap` takes it for the place of an axis: an integer, or what a type says."""
+    return type(x) is int or type(x) in batching.spec_types or isinstance(x, hijax.MappingSpec)
+
+
+def has_its_own_axes(x: Any) -> bool:
+    """Whether it is an argument or an axis of a type that says itself how it is mapped."""
+    return batching.is_vmappable(x) or (is_axis(x) and type(x) is not int)

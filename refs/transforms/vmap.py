@@ -58,7 +58,7 @@ def vmap(
       The mapped function.
 
     Raises:
-      RefTypeError: when called, if a view is mapped.
+      RefTypeError: if `in_axes` is no pytree of axes; when called, if a view is mapped.
       RefValueError: when called, if the arguments have no, or not the same, number of lanes; if a
         ref is both mapped and shared; or if what a shared ref ends up with would depend on the
         order of the lanes.
@@ -73,10 +73,26 @@ def vmap(
     Ref([1, 0, 2, 0], dtype=int32, name='counts')
     """
 
+    if not (in_axes is None or isinstance(in_axes, tuple | list) or _jax.is_axis(in_axes)):
+        raise RefTypeError(
+            f"vmap: in_axes is {in_axes!r}: it must be an integer, None, or a tuple with an entry "
+            "for each positional argument"
+        )
     lane_fun = without_views("a lane of vmap", fun)
+    options: dict[str, Any] = {
+        "axis_name": axis_name,
+        "axis_size": axis_size,
+        "spmd_axis_name": spmd_axis_name,
+        "sum_match": sum_match,
+    }
 
     @functools.wraps(fun)
     def mapped(*args: Any, **kwargs: Any) -> Any:
+        maps_itself = _found((in_axes, out_axes, args, kwargs), _jax.has_its_own_axes)
+        if maps_itself and not _found((args, kwargs), is_ref):
+            return jax.vmap(fun, in_axes, out_axes, **options)(*args, **kwargs)
+        if maps_itself:
+            raise _maps_itself(maps_itself[0])
         given = _Given.of(args, kwargs, _leaf_axes(in_axes, args, kwargs))
         call = given.call
         axes = _Axes.of(call, given.axes, axis_size)
@@ -118,10 +134,7 @@ def vmap(
                     axes.of_leaves,
                 ),
                 out_axes=(state_axes, *t.per_result(out_axes)),
-                axis_name=axis_name,
-                axis_size=axes.size,
-                spmd_axis_name=spmd_axis_name,
-                sum_match=sum_match,
+                **{**options, "axis_size": axes.size},
             )
             state, arrays, made = batched(
                 None if touches_none else axes.flags,
@@ -132,11 +145,29 @@ def vmap(
             # No lane, no write: what all lanes write alike is computed all the same.
             kept = [s for s in written if axes.size or axis_of[s] is not None]
             t.commit(kept, refs, [x for s, x in zip(written, state, strict=True) if s in kept])
-            return t.result(arrays, made, refs)
+            result = t.result(arrays, made, refs)
+            if not touches_none and (maps_itself := _found(result, _jax.has_its_own_axes)):
+                raise _maps_itself(maps_itself[0])
+            return result
 
-        return in_transaction(inside, call.refs, call.leaves)
+        result = in_transaction(inside, call.refs, call.leaves)
+        if _found(result, _jax.has_its_own_axes):
+            return jax.vmap(fun, in_axes, out_axes, **options)(*args, **kwargs)
+        return result
 
     return mapped
+
+
+def _found(tree: Any, test: Callable[[Any], bool]) -> list[Any]:
+    """What in a pytree passes the test."""
+    return [x for x in jax.tree.leaves(tree, is_leaf=test) if test(x)]
+
+
+def _maps_itself(x: Any) -> RefTypeError:
+    return RefTypeError(
+        f"vmap over refs, with a {type(x).__name__}, which says itself how it is mapped: give the "
+        "lanes its arrays, and make it of them inside"
+    )
 
 
 class _Given(NamedTuple):
@@ -263,7 +294,7 @@ class _Axes(NamedTuple):
 
 def _normal(axis: Any, x: Any, what: str) -> int:
     """An axis of `x`, counted from the front."""
-    if not isinstance(axis, int):
+    if type(axis) is not int:
         raise RefTypeError(
             f"vmap: in_axes has a {type(axis).__name__} for {what}: it takes integers and None"
         )
