@@ -1,7 +1,7 @@
 """Hypothesis profiles: how many random programs, and which.
 
-`dev` tries a few new ones each time, `ci` the same ones every time, `nightly` very many. CI sets
-the variable CI; otherwise `HYPOTHESIS_PROFILE` chooses:
+`dev` tries a few new ones each time, `ci` the same ones every time, `small` few of those,
+`nightly` very many. CI sets the variable CI; otherwise `HYPOTHESIS_PROFILE` chooses:
 
     HYPOTHESIS_PROFILE=nightly python -m pytest tests/laws --hypothesis-seed=0
 """
@@ -18,7 +18,8 @@ COMMON = {
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
 settings.register_profile("dev", max_examples=50, **COMMON)
-settings.register_profile("ci", max_examples=200, derandomize=True, **COMMON)
+settings.register_profile("ci", max_examples=100, derandomize=True, **COMMON)
+settings.register_profile("small", max_examples=10, derandomize=True, **COMMON)
 settings.register_profile("nightly", max_examples=5000, **COMMON)
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if "CI" in os.environ else "dev")

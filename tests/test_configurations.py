@@ -1,0 +1,43 @@
+"""In each of JAX's configurations, in a process of its own: some laws and some of its functions."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from tests.processes import ROOT
+
+CONFIGURATIONS = {
+    "jax_enable_x64": "1",
+    "jax_debug_nans": "1",
+    "jax_debug_infs": "1",
+    "jax_enable_checks": "1",
+    "jax_numpy_rank_promotion": "raise",
+    "jax_custom_vjp3": "1",
+    "jax_custom_jvp3": "1",
+}
+FILES = [
+    "tests/laws/test_jit.py",
+    "tests/laws/test_vmap.py",
+    "tests/sweep/test_sweep.py",
+]
+FEW = {"HYPOTHESIS_PROFILE": "small", "SWEEP": "97"}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_in(name):
+    if name not in jax.config.values:
+        pytest.skip("this JAX doesn't have it")
+    changed = {name.upper(): CONFIGURATIONS[name], **FEW}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *FILES],
+        env={**os.environ, **changed},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
