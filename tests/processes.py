@@ -20,7 +20,7 @@ def run_with_devices(n, *arguments):
         timeout=600,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-12000:]
     return done.stdout
 
 
