@@ -62,9 +62,12 @@ def _apply_each(x: Any, idx: tuple[Any, ...], fn: Any) -> Any:
 def _multiply(x: Any, idx: tuple[Any, ...], y: Any) -> Any:
     """`x.at[idx].multiply(y)`, with the derivative that JAX's doesn't have."""
 
+    # JAX keeps the rule, and with it what it closes over: no values of a trace, then.
+    slices = [i if isinstance(i, slice) else None for i in idx]
+
     def index(arrays: Any) -> tuple[Any, ...]:
         rest = iter(arrays)
-        return tuple(i if isinstance(i, slice) else next(rest) for i in idx)
+        return tuple(next(rest) if i is None else i for i in slices)
 
     @jax.custom_jvp
     def multiply(x: Any, y: Any, *arrays: Any) -> Any:

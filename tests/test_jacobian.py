@@ -65,3 +65,18 @@ def test_outputs_without_a_derivative_change_nothing(out):
     with pytest.raises(TypeError):
         refs.jacrev(fun)(2.0)
     assert r[...] == 1
+
+
+@pytest.mark.parametrize("name", ["jacfwd", "jacrev", "hessian"])
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_of_the_shards_on_each_device(name, kind):
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(getattr(jax.sharding.AxisType, kind),))
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("x"))
+    x = jax.device_put(jnp.arange(6.0).reshape(3, 2), sharding)
+
+    def of_shards(t):
+        body = getattr(t, name)(lambda x: (x**3).sum(-1))
+        return t.shard_map(body, mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x"))
+
+    with jax.set_mesh(mesh):
+        same(refs.jit(of_shards(refs))(x), jax.jit(of_shards(jax))(x))

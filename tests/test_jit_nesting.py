@@ -250,6 +250,19 @@ def test_checking_leaks():
     holds(r, 2, 3, 3, 3)
 
 
+def test_a_product_at_traced_indices_leaks_nothing():
+    r = ref()
+
+    def product(i, y):
+        r.at[i].multiply(y)
+        return r[...].sum()
+
+    with jax.checking_leaks():
+        refs.jit(product)(jnp.array([1, 1]), 2.0)
+        refs.jit(refs.grad(product, 1))(jnp.array([3, 3]), 2.0)
+    holds(r, 0, 4, 2, 12)
+
+
 def test_x64():
     step = refs.jit(lambda r, x: (r.at[...].add(x), r[...])[1])
     with jax.enable_x64(True):

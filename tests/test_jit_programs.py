@@ -98,6 +98,15 @@ def test_an_index_that_was_deleted():
     holds(r, 0, 1, 2)
 
 
+@pytest.fixture
+def interruptible():
+    """Whoever has started the tests may have had interrupts ignored."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_signals_wait_for_a_first_run():
     seen = []
 

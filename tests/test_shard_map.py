@@ -316,3 +316,18 @@ def test_a_ref_on_a_single_device(wrap, is_passed):
 @pytest.mark.skipif(N > 1, reason="there are more devices already")
 def test_on_four_devices():
     assert "1 skipped" in run_again_with_devices(4, __file__)
+
+
+def test_what_has_no_spec_is_handed_on_as_it_is():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
+    x, given = refs.new_ref(jnp.arange(4.0)), {"a": object(), "b": 2.0}
+
+    def body(other, x, name):
+        assert other is not given
+        assert other["a"] is given["a"]
+        assert name == "rows"
+        x[...] *= other["b"]
+
+    specs = {"a": None, "b": None}, jax.P("d"), None
+    refs.shard_map(body, mesh=mesh, in_specs=specs, out_specs=None)(given, x, "rows")
+    np.testing.assert_array_equal(x, 2 * np.arange(4.0))

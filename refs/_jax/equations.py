@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
+from jax._src import api as _api
 from jax._src import core, source_info_util
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
@@ -139,6 +140,11 @@ def typed_like(x: Any, example: Any) -> Any:
 def one_vjp(value: Any) -> Any:
     """The cotangent of a scalar that is differentiated: one, sharded as its cotangents are."""
     return _lax._one_vjp(value)
+
+
+def vary_as(x: Any, example: Any) -> Any:
+    """`x`, varying over the devices of a `shard_map` as `example` does."""
+    return _api._insert_pvary(x, example)
 
 
 def forget_fast_path(compiled: Any) -> None:

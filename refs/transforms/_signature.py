@@ -1,4 +1,4 @@
-"""Which arguments of a call are static, and which are donated: `jax.jit`'s conventions."""
+"""What is said of the arguments of a call: which are static, donated, mapped. JAX's conventions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 
 from refs import _jax
-from refs._access import describe
-from refs._tracing import is_ref
+from refs._access import check_ref, describe
+from refs._tracing import Call, is_ref, one_name
 from refs._view import RefView, is_view
 from refs.errors import RefTypeError, RefValueError
 
@@ -183,6 +183,47 @@ def flags(doing: str, name: str, prefix: Any, tree: Any) -> list[bool]:
     return [
         x for one, part in zip(given, parts, strict=True) for x in flags(doing, name, one, part)
     ]
+
+
+class Given(NamedTuple):
+    """The arguments of a call, of which those for whose leaves nothing is said stay as they are.
+
+    Attributes:
+      call: of the other leaves, in a list.
+      items: what is said of each of those: an axis, or a spec.
+    """
+
+    call: Call
+    items: list[Any]
+    tree: Any
+    shared: dict[int, Any]
+
+    @staticmethod
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any], items: Sequence[Any]) -> Given:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        shared = {
+            k: _shared(x)
+            for k, (x, item) in enumerate(zip(leaves, items, strict=True))
+            if item is None
+        }
+        said = {k: item for k, item in enumerate(items) if item is not None}
+        return Given(Call.of(([leaves[k] for k in said],), {}), [*said.values()], tree, shared)
+
+    def rebuild(self, refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        [rest], _ = self.call.rebuild(refs, leaves)
+        others = iter(rest)
+        places = range(self.tree.num_leaves)
+        return jax.tree.unflatten(
+            self.tree, [self.shared[k] if k in self.shared else next(others) for k in places]
+        )
+
+
+def _shared(x: Any) -> Any:
+    if not is_ref(x):
+        return x
+    ref = one_name(x)
+    check_ref(ref, "call")
+    return ref
 
 
 def mirrored(tree: Any, items: Iterable[Any]) -> Any:

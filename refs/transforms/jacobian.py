@@ -125,9 +125,10 @@ def _row_by_row(f: Differentiable, holomorphic: bool) -> tuple[list[Any], Any]:
 
         x = out[k]
         basis = jnp.eye(x.size, dtype=x.dtype).reshape(x.size, *x.shape)
+        basis = _jax.vary_as(sharded_in_rows(basis, x), x)
         return [
             _jax.typed_like(r.reshape((*x.shape, *r.shape[1:])), value)
-            for r, value in zip(mapped(row)(sharded_in_rows(basis, x)), values, strict=True)
+            for r, value in zip(mapped(row)(basis), values, strict=True)
         ]
 
     return [rows(k) for k in range(len(out))], aux

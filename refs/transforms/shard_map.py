@@ -13,11 +13,11 @@ from jax.sharding import PartitionSpec
 from refs import _jax
 from refs._access import describe
 from refs._ref_type import RefType
-from refs._tracing import Call, ref_type
+from refs._tracing import Call, is_ref, ref_type
 from refs.errors import RefTypeError, RefValueError
 from refs.transforms._calls import in_transaction
 from refs.transforms._devices import devices_told
-from refs.transforms._signature import per_leaf, without_views
+from refs.transforms._signature import Given, per_leaf, without_views
 from refs.transforms._transaction import Slot, Transaction
 
 # JAX's marker for specs that aren't given has no public name in all versions.
@@ -45,7 +45,7 @@ def shard_map(
       out_specs: how the results are put together, as a pytree prefix. A ref that `f` makes and
         returns becomes a ref of all the devices' contents.
       in_specs: how the arguments are split, as a pytree prefix. Without it, as they are already,
-        on a mesh of which every axis is `Explicit`.
+        on a mesh of which every axis is `Explicit`. What it has None for, `f` gets as it is.
       mesh: the devices; without it, the mesh of `jax.set_mesh`.
       axis_names: the axes of the mesh that `f` is mapped over, if not all.
       check_vma: whether to check that what `out_specs` and refs take for the same on every device
@@ -80,12 +80,14 @@ def shard_map(
 
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
-        call = Call.of(args, {})
-        specs = None if in_specs is INFER else _leaf_specs(in_specs, args)
-        of_refs, of_leaves = _split(call, specs)
+        is_inferred = in_specs is INFER
+        specs = _leaf_specs(PartitionSpec() if is_inferred else in_specs, args)
+        given = Given.of(args, {}, specs)
+        call = given.call
+        of_refs, of_leaves = _split(call, None if is_inferred else given.items)
 
         def sharded(body: Any, out_specs: Any, *in_specs: Any) -> Any:
-            in_specs = INFER if specs is None else in_specs
+            in_specs = INFER if is_inferred else in_specs
             return jax.shard_map(body, in_specs=in_specs, out_specs=out_specs, **options)
 
         touched = [*call.refs]
@@ -100,7 +102,7 @@ def shard_map(
                     RefType.of(_jax.AbstractRef(_jax.typeof(x)), ref_type(r).origin)
                     for x, r in zip(refs_inside, refs, strict=True)
                 ]
-                found.append(Transaction.of(shard_fun, refs, leaves, call.rebuild, types))
+                found.append(Transaction.of(shard_fun, refs, leaves, given.rebuild, types))
 
             jax.eval_shape(
                 sharded(probe, None, of_refs, of_leaves), [_array_type(r) for r in refs], leaves
@@ -141,6 +143,11 @@ def _leaf_specs(in_specs: Any, args: tuple[Any, ...]) -> list[Any]:
                 f"shard_map: in_specs has {spec} for a view of {describe(view.ref)}: pass the ref, "
                 "and take the view of a shard inside"
             )
+    for x, spec in zip(jax.tree.leaves(args), specs, strict=True):
+        if is_ref(x) and not isinstance(spec, PartitionSpec):
+            raise RefTypeError(
+                f"shard_map: in_specs has {spec!r} for {describe(x)}: it takes a PartitionSpec"
+            )
     return specs
 
 
@@ -155,10 +162,6 @@ def _split(call: Call, specs: Sequence[Any] | None) -> tuple[list[Any], list[Any
             of_leaves.append(spec)
             continue
         ref = call.refs[place]
-        if not isinstance(spec, PartitionSpec):
-            raise RefTypeError(
-                f"shard_map: in_specs has {spec!r} for {describe(ref)}: it takes a PartitionSpec"
-            )
         if of_refs.setdefault(place, spec) != spec:
             raise RefValueError(
                 f"shard_map: {describe(ref)} is passed twice, with specs {of_refs[place]} and "

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from refs import _jax
-from refs._access import check_ref, describe
+from refs._access import describe
 from refs._effects import uses_refs
-from refs._tracing import AbstractArgument, Call, is_ref, one_name, ref_type
+from refs._tracing import AbstractArgument, Call, is_ref, ref_type
 from refs.callbacks._held import calls_host
 from refs.discharge._interpreter import Context
 from refs.discharge._lanes import Lanes, Sum
@@ -21,7 +21,7 @@ from refs.discharge._late import is_open
 from refs.errors import RefTypeError, RefValueError
 from refs.lanes._variance import Contents, Variance
 from refs.transforms._calls import in_transaction
-from refs.transforms._signature import per_leaf, without_views
+from refs.transforms._signature import Given, per_leaf, without_views
 from refs.transforms._transaction import Slot, Transaction, in_lane
 
 
@@ -93,9 +93,9 @@ def vmap(
             return jax.vmap(fun, in_axes, out_axes, **options)(*args, **kwargs)
         if maps_itself:
             raise _maps_itself(maps_itself[0])
-        given = _Given.of(args, kwargs, _leaf_axes(in_axes, args, kwargs))
+        given = Given.of(args, kwargs, _leaf_axes(in_axes, args, kwargs))
         call = given.call
-        axes = _Axes.of(call, given.axes, axis_size)
+        axes = _Axes.of(call, given.items, axis_size)
 
         def inside(refs: Any, leaves: Any) -> Any:
             env = [] if axis_name is None else [(axis_name, axes.size)]
@@ -168,43 +168,6 @@ def _maps_itself(x: Any) -> RefTypeError:
         f"vmap over refs, with a {type(x).__name__}, which says itself how it is mapped: give the "
         "lanes its arrays, and make it of them inside"
     )
-
-
-class _Given(NamedTuple):
-    """The arguments of a call. What isn't mapped goes to every lane as it is."""
-
-    call: Call  # of the mapped leaves, in a list
-    axes: list[int]  # theirs
-    tree: Any
-    shared: dict[int, Any]
-
-    @staticmethod
-    def of(args: tuple[Any, ...], kwargs: dict[str, Any], axes: Sequence[int | None]) -> _Given:
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        shared = {
-            k: _shared(x)
-            for k, (x, axis) in enumerate(zip(leaves, axes, strict=True))
-            if axis is None
-        }
-        mapped = {k: axis for k, axis in enumerate(axes) if axis is not None}
-        call = Call.of(([leaves[k] for k in mapped],), {})
-        return _Given(call, [*mapped.values()], tree, shared)
-
-    def rebuild(self, refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        [mapped], _ = self.call.rebuild(refs, leaves)
-        rest = iter(mapped)
-        places = range(self.tree.num_leaves)
-        return jax.tree.unflatten(
-            self.tree, [self.shared[k] if k in self.shared else next(rest) for k in places]
-        )
-
-
-def _shared(x: Any) -> Any:
-    if not is_ref(x):
-        return x
-    ref = one_name(x)
-    check_ref(ref, "call")
-    return ref
 
 
 class _Axes(NamedTuple):
@@ -330,7 +293,7 @@ def _may_touch_refs(closed: Any) -> bool:
     return uses_refs(closed) or calls_host(closed) or is_open(closed.jaxpr)
 
 
-def _check_as_jax(given: _Given, axes: _Axes, leaves: Sequence[Any], spmd_axis_name: Any) -> None:
+def _check_as_jax(given: Given, axes: _Axes, leaves: Sequence[Any], spmd_axis_name: Any) -> None:
     """Raises what `jax.vmap` says of arguments on an explicit mesh, before a lane is traced."""
     shared = [x for x in given.shared.values() if isinstance(x, jax.Array)]
     check = jax.vmap(

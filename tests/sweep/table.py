@@ -33,7 +33,7 @@ OPERANDS: dict[str, Any] = {
     "i": jnp.asarray(random.integers(0, 3, (3, 4)), jnp.int32),
     "j": jnp.asarray(random.integers(1, 4, (3, 4)), jnp.int32),
     "b": jnp.asarray(random.integers(0, 2, (3, 4)), bool),
-    "z": X + 1j * Y,
+    "z": lax.complex(X, Y),
     "m": N @ N.T,  # positive definite
     "n": N,
     "k": jax.random.key(0),
