@@ -1,13 +1,9 @@
 """In each of JAX's configurations, in a process of its own: some laws and some of its functions."""
 
-import os
-import subprocess
-import sys
-
 import jax
 import pytest
 
-from tests.processes import ROOT
+from tests.processes import PYTEST, run_with
 
 CONFIGURATIONS = {
     "jax_enable_x64": "1",
@@ -31,15 +27,5 @@ FEW = {"HYPOTHESIS_PROFILE": "small", "SWEEP": "97"}
 def test_in(name):
     if name not in jax.config.values:
         pytest.skip("this JAX doesn't have it")
-    changed = {name.upper(): CONFIGURATIONS[name], **FEW}
     files = ["tests/sweep/test_sweep.py", *([] if name in WITHOUT_LAWS else LAWS)]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *files],
-        env={**os.environ, **changed},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    run_with({name.upper(): CONFIGURATIONS[name], **FEW}, *PYTEST, *files)
