@@ -35,7 +35,6 @@ print("done")
 
 
 WITHOUT_REFS = """
-import functools
 import jax, jax.numpy as jnp, numpy as np, refs
 from jax import P
 from jax.sharding import AxisType, NamedSharding

@@ -58,14 +58,12 @@ def discharge_host_callback(ctx: Context, eqn: Any, args: Sequence[Any]) -> list
     if ctx.lanes is None:
         return _jax.bind_eqn(eqn, args)
     plan: Plan = eqn.params["plan"]._replace(by_lane=True)
-    mask = ctx.lanes.mask
-    if mask is None:
-        return list(host_callback_p.bind(*args, **{**eqn.params, "plan": plan}))
-    roots, rest = args[: plan.n_roots], args[plan.n_roots :]
-    if plan.has_mask:
-        mask, rest = jnp.logical_and(mask, rest[0]), rest[1:]
-    params = {**eqn.params, "plan": plan.with_mask()}
-    return list(host_callback_p.bind(*roots, mask, *rest, **params))
+    if (mask := ctx.lanes.mask) is not None:
+        roots, rest = args[: plan.n_roots], args[plan.n_roots :]
+        if plan.has_mask:
+            mask, rest = jnp.logical_and(mask, rest[0]), rest[1:]
+        plan, args = plan.with_mask(), (*roots, mask, *rest)
+    return list(host_callback_p.bind(*args, **{**eqn.params, "plan": plan}))
 
 
 def _row_of(cell: Any) -> list[Any]:

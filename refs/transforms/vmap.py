@@ -105,7 +105,7 @@ def vmap(
                 t = Transaction.of(
                     lane_fun, refs, axes.leaf_types, given.rebuild, axes.ref_types, env
                 )
-            touches_none = not _may_touch_refs(t.traced.jaxpr)
+            is_ours = _may_touch_refs(t.traced.jaxpr)
             axis_of = {s: axes.of_slot(s, refs) for s in t.touch_of}
             variance = _analyse(t, axis_of, axes, axis_name)
             sums = {
@@ -120,24 +120,19 @@ def vmap(
                 for (slot, method), ref in zip(sums.items(), t.refs([*sums], refs), strict=True):
                     cells[slot] = Sum(ref, slot.origin, method)
                 t.aim(cells, [s for s, axis in axis_of.items() if axis is None], refs)
-                lanes = None if touches_none else Lanes(variance, lane)
+                lanes = Lanes(variance, lane) if is_ours else None
                 _, (arrays, made) = t.run_cells(cells, leaves, Context(lanes=lanes, held=t.held))
                 return [cells[s].read() for s in written], arrays, made
 
             state_axes = [axis_of[s] for s in written]
             batched = jax.vmap(
                 lane,
-                in_axes=(
-                    None if touches_none else 0,
-                    state_axes,
-                    [axis_of[s] for s in t.read],
-                    axes.of_leaves,
-                ),
+                in_axes=(0, state_axes, [axis_of[s] for s in t.read], axes.of_leaves),
                 out_axes=(state_axes, *t.per_result(out_axes)),
                 **{**options, "axis_size": axes.size},
             )
             state, arrays, made = batched(
-                None if touches_none else axes.flags,
+                axes.flags if is_ours else None,
                 t.values(written, refs),
                 t.values(t.read, refs),
                 leaves,
@@ -146,7 +141,7 @@ def vmap(
             kept = [s for s in written if axes.size or axis_of[s] is not None]
             t.commit(kept, refs, [x for s, x in zip(written, state, strict=True) if s in kept])
             result = t.result(arrays, made, refs)
-            if not touches_none and (maps_itself := _found(result, _jax.has_its_own_axes)):
+            if is_ours and (maps_itself := _found(result, _jax.has_its_own_axes)):
                 raise _maps_itself(maps_itself[0])
             return result
 

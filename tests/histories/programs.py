@@ -36,7 +36,8 @@ class Step(NamedTuple):
 
     @property
     def closes_over_refs(self) -> bool:
-        return not names_in(self.program.block).isdisjoint(self.names)
+        found = {x.name for x in walk(self.program.block) if isinstance(x, Name)}
+        return not found.isdisjoint(self.names)
 
 
 def draw(seed: int, models: Pool, written: Sequence[str], read: Sequence[str], way: str) -> Program:
@@ -50,10 +51,6 @@ def draw(seed: int, models: Pool, written: Sequence[str], read: Sequence[str], w
     drawn = (Builder(seed, features).program(handles) for seed in itertools.count(seed))
     # JAX's backward passes refuse loops that may run any number of times.
     return next(p for p in drawn if way not in REVERSE or not has_open_loops(p))
-
-
-def names_in(node: Any) -> set[str]:
-    return {x.name for x in walk(node) if isinstance(x, Name)}
 
 
 def has_open_loops(program: Program) -> bool:
