@@ -73,7 +73,7 @@ def use_of_a_ref_lost_in_a_call(r, i):
         ref[0] += 1
 
     step(ref)
-    [program] = step.lower.__self__._all()
+    [program] = step.lower.args[1].__self__._all()
 
     def consume(state):
         state[0].delete()

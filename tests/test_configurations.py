@@ -14,6 +14,7 @@ CONFIGURATIONS = {
     "jax_numpy_dtype_promotion": "strict",
     "jax_numpy_rank_promotion": "raise",
     "jax_disable_jit": "1",
+    "jax_remat3": "1",
     "jax_custom_vjp3": "1",
     "jax_custom_jvp3": "1",
 }

@@ -1,6 +1,10 @@
 """refs.jit: which of a function's programs a call runs, when the arguments vary."""
 
+import functools
+import gc
+import inspect
 import signal
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +74,123 @@ def test_a_cleared_cache_is_empty():
     step.clear_cache()
     step(r)
     holds(r, 2)
+
+
+# --- The same function again, as in a loop that jits what it calls ------------------------------
+
+
+def makers_of_programs():
+    """Functions of an array, each traced for its own reasons, and a ref that they close over."""
+    w, traces = refs.new_ref(jnp.zeros(3)), []
+
+    def counted(f):
+        @functools.wraps(f)
+        def counting(x):
+            traces.append(f.__name__)
+            return f(x)
+
+        return counting
+
+    @counted
+    def touches_none(x):
+        return x * 2
+
+    @counted
+    def closes_over_one(x):
+        w[...] += x
+        return w[...]
+
+    @counted
+    def keeps_to_itself(x):
+        r = refs.new_ref(x)
+        r[...] += 1
+        return r[...]
+
+    @counted
+    def makes_one(x):
+        return refs.new_ref(x)[...]
+
+    @counted
+    def calls_back(x):
+        refs.io_callback(lambda y: None, None, x)
+        return x + w[...]
+
+    functions = [touches_none, closes_over_one, keeps_to_itself, makes_one, calls_back]
+    return functions, w, traces
+
+
+NAMES = [f.__name__ for f in makers_of_programs()[0]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_programs_are_those_of_the_function(name):
+    functions, _, traces = makers_of_programs()
+    f, x = functions[NAMES.index(name)], jnp.ones(3)
+    for _ in range(2):
+        refs.jit(f)(x)
+        refs.jit(f).lower(x)
+        refs.jit(f, inline=False).eval_shape(x)
+    assert traces == [name]
+    refs.jit(f, static_argnums=0)(2.0)  # Other keywords are another program.
+    assert traces == [name, name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_programs_go_with_the_function(name):
+    functions, w, _ = makers_of_programs()
+    f, x = functions[NAMES.index(name)], jnp.ones(3)
+    for _ in range(2):
+        refs.jit(f)(x)
+        refs.jit(f).lower(x).compile()(x)
+    alive = weakref.ref(f), weakref.ref(w)
+    gc.disable()  # Nothing waits for the collector.
+    try:
+        del functions, f, w
+        assert alive[0]() is None
+        assert alive[1]() is None
+    finally:
+        gc.enable()
+
+
+def test_what_is_jitted_and_called_at_once_lives_as_long_as_the_call():
+    r = refs.new_ref(jnp.ones(2))
+    refs.jit(lambda x: r.set(r[...] * x))(3.0)
+    refs.jit(lambda x: r.set(r[...] * x)).lower(2.0).compile()(2.0)
+    holds(r, 6, 6)
+    assert refs.jit(lambda x: x + 1).lower(1.0).compile()(2.0) == 3
+    assert [*map(refs.jit(lambda x: x + r[0]), [1, 2])] == [7, 8]
+
+
+def test_each_is_an_object_of_its_own_with_the_names_of_the_function():
+    def f(x, *, flag=True):
+        """Doubles."""
+        return x * 2
+
+    first, second = refs.jit(f), refs.jit(f)
+    first.mine = 1
+    assert not hasattr(second, "mine")
+    assert second.__wrapped__ is f
+    assert (second.__name__, second.__doc__) == ("f", "Doubles.")
+    assert inspect.signature(second) == inspect.signature(f)
+    assert first(1) == second(1) == 2
+    first.clear_cache()
+    assert second._cache_size() == 0
+
+
+def test_keywords_without_a_hash_are_programs_of_their_own():
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    traces = []
+
+    def f(tree):
+        traces.append(1)
+        return tree["x"] + 1
+
+    for _ in range(2):
+        assert refs.jit(f, in_shardings=({"x": sharding},))({"x": jnp.ones(())}) == 2
+    assert len(traces) == 2
+
+
+# --- Handles ------------------------------------------------------------------------------------
 
 
 def test_handles_of_jax_and_ours_in_turn():

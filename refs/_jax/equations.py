@@ -12,11 +12,13 @@ from weakref import WeakKeyDictionary
 import jax
 import numpy as np
 from jax._src import api as _api
-from jax._src import core, source_info_util
+from jax._src import core, hijax, source_info_util
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 
 from refs._jax.names import ClosedJaxpr, Jaxpr
+
+_HiPrimitive: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimitive", ())
 
 
 def as_closed(jaxpr: Any) -> Any:
@@ -30,11 +32,13 @@ def as_closed(jaxpr: Any) -> Any:
 
 
 def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
-    """The closed jaxprs among an equation's parameters."""
+    """The closed jaxprs among an equation's parameters, and among those of a "hi" primitive."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             if isinstance(item, Jaxpr | ClosedJaxpr):
                 yield as_closed(item)
+            elif isinstance(item, _HiPrimitive):
+                yield from jaxprs_in(item.params)
 
 
 def split_params(params: dict[str, Any]) -> tuple[list[Any], tuple[Any, ...]]:

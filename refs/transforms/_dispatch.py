@@ -28,7 +28,7 @@ from refs.callbacks._failure import failure_of, raise_failure
 from refs.transforms._entry import Entry, OtherRefs, OtherTypes
 
 if TYPE_CHECKING:
-    from refs.transforms.jit import Programs
+    from refs.transforms._programs import Programs
 
 
 class NoEntry:

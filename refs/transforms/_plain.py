@@ -7,6 +7,7 @@ JAX's jit of the function without them.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -21,6 +22,10 @@ from refs.transforms._entry import OtherTypes
 from refs.transforms._signature import Choice
 from refs.transforms._transaction import Transaction
 from refs.transforms.in_place import call_in_place
+
+
+# Gives a function that somebody else holds.
+Held = Callable[[], Callable[..., Any]]
 
 
 class Plain:
@@ -42,13 +47,13 @@ class Plain:
 
     def __init__(
         self,
-        fun: Callable[..., Any],
+        held: Held,
         static: Any,
         flatten: Callable[..., Any],
         chosen: Choice,
         keywords: Mapping[str, Any],
     ):
-        self._fun, self._chosen, self._keywords = fun, chosen, keywords
+        self._held, self._chosen, self._keywords = held, chosen, keywords
         self.static, self.is_alone, self.flatten = static, True, flatten
         self.captured: Sequence[Any] = ()
         self.effectful_jaxpr: Any = None
@@ -56,11 +61,11 @@ class Plain:
         self._returned: list[Any] = []
         returned = self._returned
 
-        @functools.wraps(fun)
+        @_wraps(held)
         def traced(*args: Any, **kwargs: Any) -> Any:
             if _asking.get() is not asks:
                 raise OtherTypes
-            result = fun(*args, **kwargs)
+            result = held()(*args, **kwargs)
             leaves, tree = jax.tree.flatten(result)
             if not any(map(is_ref, leaves)):
                 return result
@@ -68,7 +73,7 @@ class Plain:
             returned[:] = tree, tuple(markers)
             return arrays, new
 
-        traced.__name__ = _jax.fun_name(fun)
+        traced.__name__ = _jax.fun_name(held())
         static_ones = chosen.keywords("static")
         # Shardings are those of the result as it stands, refs included, which `traced` doesn't
         # always return. It is traced once for both: JAX finds the trace by the function.
@@ -101,14 +106,14 @@ class Plain:
             return None
         captured = self.captured
 
-        @functools.wraps(self._fun)
+        @_wraps(self._held)
         def pure(*args: Any, **kwargs: Any) -> Any:
             _, args, kwargs = self._chosen.split(args, kwargs)
             leaves = [*captured, *jax.tree.leaves((args, kwargs))]
             _, (arrays, _) = call_in_place(t.run, [], [], leaves)
             return trace.out_tree.unflatten(arrays)
 
-        form = Plain(pure, self.static, self.flatten, self._chosen, self._keywords)
+        form = Plain(lambda: pure, self.static, self.flatten, self._chosen, self._keywords)
         form.captured, form.effectful_jaxpr = captured, trace.jaxpr
         return form
 
@@ -127,6 +132,18 @@ class Plain:
             return what(*args, **kwargs)
         finally:
             _asking.reset(token)
+
+
+def _wraps(held: Held) -> Callable[..., Any]:
+    """`functools.wraps`, which doesn't keep a function alive that somebody else holds."""
+
+    def wrap(wrapper: Any) -> Any:
+        functools.update_wrapper(wrapper, held())
+        if isinstance(held, weakref.ref):
+            wrapper.__wrapped__ = weakref.proxy(held())
+        return wrapper
+
+    return wrap
 
 
 _asking: ContextVar[object] = ContextVar("_asking", default=None)

@@ -12,7 +12,7 @@ import pytest
 import refs
 from refs import _store
 from refs.errors import RefStateError
-from refs.transforms.jit import Programs
+from refs.transforms._programs import Programs
 from tests.faults.harness import (
     LIMIT,
     Counters,
@@ -79,7 +79,7 @@ def test_first_calls_at_once_leave_one_program():
 
     side_by_side(*[step] * THREADS)
     counters.agree_on(THREADS)
-    [entry] = step.lower.__self__._all()
+    [entry] = step.lower.args[1].__self__._all()
     assert entry.is_alone
     assert len(traced) == THREADS
 
