@@ -113,3 +113,21 @@ def test_the_rest_is_in_place(f):
         big[3] = y.ravel()[0].astype(jnp.float32)
 
     testing.assert_in_place(step, refs.new_ref(X))
+
+
+def test_lanes_accumulate_in_a_checkpoint_that_is_one():
+    total = refs.new_ref(jnp.zeros(2))
+
+    @jax.checkpoint
+    def add(x):
+        total[...] += x
+        return jnp.sin(x)
+
+    was = jax.config.values["jax_remat3"]
+    jax.config.update("jax_remat3", True)
+    try:
+        got = refs.vmap(add)(X)
+    finally:
+        jax.config.update("jax_remat3", was)
+    same(got, jnp.sin(X))
+    same(total[...], jnp.full(2, X.sum()))
