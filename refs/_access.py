@@ -43,7 +43,13 @@ def check_ref(ref: Any, doing: str) -> Any:
             "it stands for a value that isn't known yet. Return its value, `ref[...]`, or return "
             "the ref itself from `refs.jit`"
         )
-    return _jax.typeof(ref).inner_aval
+    aval = _jax.typeof(ref).inner_aval
+    if aval.is_high:
+        raise RefTypeError(
+            f"{doing} of {describe(ref)}, one of JAX's own that holds a value of type {aval}: refs "
+            "hold arrays. Make a ref of each array that it consists of"
+        )
+    return aval
 
 
 def describe(ref: Any) -> str:

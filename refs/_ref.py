@@ -375,14 +375,16 @@ def _as_array(x: Any) -> Any:
             "new_ref of an array of dtype float0, which holds no numbers: it stands for a "
             "derivative that there is none of. Make a ref of zeros, `jnp.zeros(x.shape)`"
         )
-    if isinstance(x, jax.Array):
+    if isinstance(x, jax.Array) and hasattr(x, "dtype"):  # Values of a user's type have none.
         return _jax.strong(x)
     try:
-        if any(isinstance(leaf, _jax.NativeRef) for leaf in jax.tree.leaves(x)):
+        leaves = jax.tree.leaves(x)
+        if any(isinstance(leaf, _jax.NativeRef) for leaf in leaves) or isinstance(x, _jax.Tracer):
             raise TypeError
         return x if isinstance(x, np.ndarray | np.generic) else _jax.strong(x)
     except (TypeError, ValueError):
+        kind = type(getattr(x, "aval", x)).__name__
         raise RefTypeError(
-            f"new_ref of a {type(x).__name__}: a ref holds one array. Make a tree of refs with "
+            f"new_ref of a {kind}: a ref holds one array. Make a tree of refs with "
             "`jax.tree.map(refs.new_ref, tree)`"
         ) from None

@@ -6,6 +6,7 @@ import numpy as np
 import refs
 from refs import errors
 from tests.error_case import X, raises
+from tests.hi_types import Pair
 
 # --- Values ---------------------------------------------------------------------------------------
 
@@ -251,3 +252,21 @@ def index_arrays_that_do_not_broadcast(r, i):
 @raises(errors.RefTypeError, "get needs a Ref, not a ndarray: make one with `refs.new_ref`")
 def array_where_a_ref_is_meant(r, i):
     refs.get(X)
+
+
+@raises(
+    errors.RefTypeError,
+    "get of a ref, one of JAX's own that holds a value of type PairType(one=ShapedArray"
+    "(float32[3])): refs hold arrays. Make a ref of each array that it consists of",
+)
+def ref_of_a_type_of_the_users(r, i):
+    refs.jit(lambda pair: refs.get(jax.new_ref(pair)))(Pair(r[...], r[...]))
+
+
+@raises(
+    errors.RefTypeError,
+    "new_ref of a PairType: a ref holds one array. Make a tree of refs with "
+    "`jax.tree.map(refs.new_ref, tree)`",
+)
+def new_ref_of_a_type_of_the_users(r, i):
+    refs.jit(lambda pair: refs.new_ref(pair)[...])(Pair(r[...], r[...]))

@@ -1,7 +1,5 @@
 """Users' own "hi" primitives and types, beside refs."""
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,37 +8,12 @@ from jax.experimental import hijax
 
 import refs
 from tests import oracle
+from tests.hi_types import Pair, PairType
 
 HiPrim = getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive
 X = np.arange(1, 4, dtype=np.float32)
 jitted = pytest.mark.parametrize("jit", [oracle.as_is, refs.jit], ids=["as it is", "jit"])
 close = np.testing.assert_allclose
-
-
-@dataclass(frozen=True)
-class Pair:
-    first: jax.Array
-    second: jax.Array
-
-
-@dataclass(frozen=True)
-class PairType(hijax.HiType):
-    one: jax.core.AbstractValue
-
-    def lo_ty(self):
-        return [self.one, self.one]
-
-    def lower_val(self, pair):
-        return [pair.first, pair.second]
-
-    def raise_val(self, first, second):
-        return Pair(first, second)
-
-    def to_tangent_aval(self):
-        return PairType(self.one.to_tangent_aval())
-
-
-hijax.register_hitype(Pair, lambda pair: PairType(jax.typeof(pair.first)))
 
 
 class MakePair(HiPrim):
@@ -59,6 +32,12 @@ class Total(HiPrim):
 
     def expand(self, pair):
         return pair.first + pair.second
+
+    def vjp_fwd(self, nonzeros, pair):
+        return self(pair), ()
+
+    def vjp_bwd_retval(self, _, g):
+        return (MakePair(jax.typeof(g))(g, g * 10),)
 
 
 class Square(HiPrim):
@@ -135,3 +114,25 @@ def test_a_primitive_with_rules(jit):
     close(rows[...], [X**2, (X + 1) ** 2])
     _, ys = jit(lambda: refs.scan(lambda c, x: (c, square(x + rows[0, 0])), 0, jnp.ones(2)))()
     close(ys, [4, 4])
+
+
+@jitted
+def test_derivatives_with_respect_to_a_type(jit):
+    r, pair = refs.new_ref(X), Pair(jnp.asarray(X), jnp.asarray(X))
+
+    def loss(pair):
+        y = Total(jax.typeof(pair))(pair) * r[...]
+        r[...] = y
+        return y.sum()
+
+    gradient = jit(refs.grad(loss))(pair)
+    close(gradient.first, X)
+    close(gradient.second, 10 * X)
+    close(r[...], 2 * X * X)
+    shape = refs.jit(lambda p: (r[0], MakePair(jax.typeof(r[0]))(r[0], 1.0))).eval_shape(pair)
+    assert shape[1].one.shape == ()
+    out, pullback = refs.vjp(loss, pair)
+    close(out, (4 * X**3).sum())
+    close(pullback(1.0)[0].first, 2 * X * X)
+    with pytest.raises(refs.errors.RefTypeError, match="cotangent of type .*Pair"):
+        pullback.with_refs(r)

@@ -88,6 +88,11 @@ def without_hi_primitives() -> Iterator[None]:
         yield
 
 
+def is_of_hi_type(x: Any) -> bool:
+    """Whether it is of a type of the user's, which has neither shape nor dtype."""
+    return core.typeof(x).is_high and not _is_ref(x)
+
+
 def is_axis(x: Any) -> bool:
     """Whether `jax.vmap` takes it for the place of an axis: an integer, or what a type says."""
     return type(x) is int or type(x) in batching.spec_types or isinstance(x, hijax.MappingSpec)

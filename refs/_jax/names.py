@@ -210,7 +210,7 @@ def unwrap_keys(x: Any) -> Any:
 
     Made and taken apart in Python, an array of keys is nothing that a compiled call should return.
     """
-    if not is_key(x.dtype):
+    if not is_key(getattr(x, "dtype", None)):
         return x
     return x._base_array if isinstance(x, prng.PRNGKeyArray) else prng.random_unwrap(x)
 

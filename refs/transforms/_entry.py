@@ -15,7 +15,13 @@ from refs._store import get_token, look_at_all, picker
 from refs._tracing import Call, adopt, ref_type, result_of
 from refs.callbacks._held import calls_host, uncopied
 from refs.transforms._devices import devices_told
-from refs.transforms._signature import Static, shardings_of_arguments, shardings_of_result
+from refs.transforms._signature import (
+    Static,
+    dtype_of,
+    shape_of,
+    shardings_of_arguments,
+    shardings_of_result,
+)
 from refs.transforms._transaction import Transaction, links_of
 from refs.transforms.in_place import call_in_place
 
@@ -88,8 +94,7 @@ class Entry:
         t, self.out_tree = transaction, transaction.traced.out_tree
         for ref in t.program.refs:
             check_ref(ref, "call")
-        self.effectful_jaxpr = t.traced.jaxpr
-        self.flatten = call.tree.flatten_up_to
+        self.effectful_jaxpr, self.flatten = t.traced.jaxpr, call.tree.flatten_up_to
         self._place(call, donated)
         self._tokens = self._pick = None
         written, read = t.refs(t.written, call.refs), t.refs(t.read, call.refs)
@@ -102,7 +107,7 @@ class Entry:
         self.is_direct = (
             options.out_shardings is None
             and all(m is None for m in t.traced.out_leaves)
-            and not any(_jax.is_key(a.dtype) for a in t.traced.jaxpr.out_avals)
+            and not any(_jax.is_key(dtype_of(a)) for a in t.traced.jaxpr.out_avals)
             and _is_built_in(t.traced.out_tree)
         )
         self._dtypes = {s: ref_type(r).dtype for s, r in self._slots(call.refs)}
@@ -346,11 +351,11 @@ class Entry:
         if self.is_direct:
             return rest
         arrays, made = rest
-        avals = t.traced.jaxpr.out_avals
-        arrays = [_jax.wrap_keys(x, a.dtype) for x, a in zip(arrays, avals, strict=False)]
+        dtypes = [dtype_of(a) for a in t.traced.jaxpr.out_avals]
+        arrays = [_jax.wrap_keys(x, d) for x, d in zip(arrays, dtypes, strict=False)]
         made = [
-            adopt(_jax.wrap_keys(x, a.dtype), origin)
-            for x, a, origin in zip(made, avals[len(arrays) :], t.new_origins, strict=True)
+            adopt(_jax.wrap_keys(x, d), origin)
+            for x, d, origin in zip(made, dtypes[len(arrays) :], t.new_origins, strict=True)
         ]
         arguments = [flat[k] for k in self._first_places]
         return result_of(t.traced.out_tree, t.traced.out_leaves, arrays, arguments, made)
@@ -373,17 +378,12 @@ class Entry:
         avals = t.traced.jaxpr.out_avals
         n_arrays = len(avals) - len(t.new_origins)
         inputs = t.traced.jaxpr.in_avals
-
-        def shape(aval: Any, is_ref: bool = False) -> Any:
-            weak = not is_ref and aval.weak_type
-            return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, is_ref=is_ref)
-
         return result_of(
             t.traced.out_tree,
             t.traced.out_leaves,
-            [shape(a) for a in avals[:n_arrays]],
-            [shape(a, is_ref=True) for a in inputs],
-            [shape(a, is_ref=True) for a in avals[n_arrays:]],
+            [shape_of(a) for a in avals[:n_arrays]],
+            [shape_of(a, is_ref=True) for a in inputs],
+            [shape_of(a, is_ref=True) for a in avals[n_arrays:]],
         )
 
 

@@ -104,6 +104,8 @@ class Inputs(NamedTuple):
         """The shape and the dtype's name of a variable's cotangent."""
         n = len(self.arrays)
         k = variable.position
+        if k < n and _jax.is_of_hi_type(self.arrays[k]):
+            return (), str(_jax.shaped_abstractify(self.arrays[k]))
         x: Any = variable.view or (
             _jax.shaped_abstractify(self.arrays[k]) if k < n else self.refs[k - n]
         )

@@ -21,6 +21,19 @@ def type_of(array: Any) -> Any:
     return array.aval if type(array) is _jax.ArrayImpl else _jax.shaped_abstractify(array)
 
 
+def dtype_of(aval: Any) -> Any:
+    """That of an array; None of a value of a user's own type."""
+    return getattr(aval, "dtype", None)
+
+
+def shape_of(aval: Any, is_ref: bool = False) -> Any:
+    """What `jax.jit` says of a result of this type, which a user's own type says itself."""
+    if dtype_of(aval) is None:
+        return aval
+    weak = not is_ref and aval.weak_type
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, is_ref=is_ref)
+
+
 class Choice(NamedTuple):
     """A choice of arguments, by position and by name."""
 
