@@ -245,6 +245,15 @@ def flags_of_too_few_primals(r, i):
 
 @raises(
     errors.RefValueError,
+    "checkpoint: prevent_cse has (True, False) for 1 values: it takes a bool, or a tuple with one "
+    "for each",
+)
+def prevent_cse_for_too_many(r, i):
+    refs.checkpoint(lambda x: x, prevent_cse=(True, False))(1.0)
+
+
+@raises(
+    errors.RefValueError,
     "linearize: in_nzs has (True,) for a value of structure PyTreeDef(*): it takes a bool, or a "
     "tuple with one for each",
 )

@@ -225,3 +225,23 @@ def test_a_checkpointed_function_that_reads_a_part_of_a_complex_ref():
     assert refs.grad(loss, 1)(refs.new_ref(start), 2.0) == 5 * (1 + 2 * 2 + 3 * 4)
     of_r = refs.grad(loss)(refs.new_ref(start), 2.0)
     np.testing.assert_allclose(of_r, [14 * (0.6 - 0.8j), 0, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [3, np.uint8(4), np.arange(2), np.int32(1), jnp.arange(2)], ids=repr)
+def test_what_has_no_tangent_stays_what_it_is(n):
+    kinds = {}
+
+    def kind(module):
+        def f(x):
+            kinds.setdefault(module, []).append(type(x))
+            return jnp.sum(x + 0.0)
+
+        module.grad(f, allow_int=True)(n)
+        module.vjp(f, n)
+        module.linearize(f, n)
+        module.jacrev(f, allow_int=True)(n)
+        return f
+
+    kind(jax)
+    kind(refs)
+    assert kinds[refs] == kinds[jax]

@@ -1,5 +1,8 @@
 """`refs.scan`, `while_loop`, `fori_loop`, `cond`, `switch`, `map` and `checkpoint`."""
 
+import functools
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -174,6 +177,19 @@ def test_checkpoint_takes_jaxs_keywords(table, n):
     np.testing.assert_allclose(value, np.sin(0.5) ** 2 * 5 + 1, rtol=1e-6)
     np.testing.assert_allclose(gradient, 2 * np.sin(0.5) * np.cos(0.5) * 5, rtol=1e-6)
     assert n[...] == 1
+
+
+@pytest.mark.parametrize(
+    "prevent_cse", [({"W": False, "x": True},), ((False, True),), [[False, True]]], ids=str
+)
+def test_checkpoint_has_a_flag_for_each_part_of_an_argument(prevent_cse):
+    @functools.partial(refs.checkpoint, prevent_cse=prevent_cse)
+    def layer(given):
+        return jnp.sin(given["x"] @ given["W"])
+
+    gradient = refs.jit(refs.grad(lambda W, x: layer({"W": W, "x": x}).sum()))
+    text = gradient.lower(jnp.ones((3, 3)), jnp.ones(3)).as_text()
+    assert re.search(r"optimization_barrier %[a-z0-9]+, %[a-z0-9]+ :", text)  # W isn't held back.
 
 
 def test_checkpoint_recomputes():

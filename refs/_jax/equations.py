@@ -137,8 +137,8 @@ def strong(x: Any) -> Any:
 
 def typed_like(x: Any, example: Any) -> Any:
     """`x` in the dtype of `example`, and weakly typed where that is."""
-    weak = getattr(example, "weak_type", False)
-    return _lax._convert_element_type(x, example.dtype, weak)
+    kind: Any = core.typeof(example)
+    return _lax._convert_element_type(x, kind.dtype, getattr(kind, "weak_type", False))
 
 
 def one_vjp(value: Any) -> Any:

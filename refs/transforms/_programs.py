@@ -44,9 +44,7 @@ def compiled(
         programs, shared = known.get(key) or known.setdefault(key, _made(held, *key))
     except TypeError:  # Shardings in a dictionary have no hash.
         programs, shared = _made(held, *key)
-    call: Any = types.FunctionType(
-        shared.__code__, shared.__globals__, closure=shared.__closure__
-    )
+    call: Any = types.FunctionType(shared.__code__, shared.__globals__, closure=shared.__closure__)
     functools.update_wrapper(call, fun)
     call.__dict__ = _Methods(call.__dict__)
     for name in ("trace", "lower", "eval_shape", "clear_cache", "_cache_size"):

@@ -184,10 +184,10 @@ def flags(doing: str, name: str, prefix: Any, tree: Any) -> list[bool]:
     """
     if isinstance(prefix, bool):
         return [prefix] * tree.num_leaves
-    given = [prefix[k] for k in sorted(prefix)] if isinstance(prefix, dict) else prefix
+    given = jax.tree.leaves(prefix, is_leaf=lambda x: x is not prefix)
     parts = tree.children()
     is_leaf = jax.tree_util.treedef_is_leaf(tree) and tree.num_leaves == 1
-    if not isinstance(given, tuple | list) or is_leaf or len(given) != len(parts):
+    if jax.tree_util.all_leaves([prefix]) or is_leaf or len(given) != len(parts):
         what = f"a value of structure {tree}" if is_leaf else f"{len(parts)} values"
         raise RefValueError(
             f"{doing}: {name} has {prefix!r} for {what}: it takes a bool, or a tuple with one for "

@@ -8,11 +8,10 @@ from typing import Any
 
 import jax
 
-from refs import _jax
 from refs._tracing import Call
 from refs.transforms._calls import in_transaction
 from refs.transforms._nested import call_over_arrays
-from refs.transforms._signature import Choice
+from refs.transforms._signature import Choice, flags
 
 
 def checkpoint(
@@ -29,14 +28,15 @@ def checkpoint(
 
     Args:
       fun: a function over refs, which may be anywhere in its arguments, or closed over.
-      prevent_cse: whether XLA is kept from undoing it, for all arguments or for each.
+      prevent_cse: whether XLA is kept from undoing it: a bool, or one for each positional argument or
+        for parts of them, in tuples or in a tree prefix.
       policy: which values are stored all the same, one of `jax.checkpoint_policies` for instance.
       static_argnums: positions of arguments that Python may look at; never refs.
       static_argnames: names of such arguments.
 
     Raises:
       RefTypeError, RefValueError: when called with a ref in a static argument, or with one that
-        can't be hashed.
+        can't be hashed; RefValueError also if `prevent_cse` doesn't fit the arguments.
 
     >>> n = refs.new_ref(jnp.int32(0))
     >>> @refs.checkpoint
@@ -53,21 +53,21 @@ def checkpoint(
         static, rest, named = choice.split(args, kwargs)
         static.checked()
         call = Call.of(rest, named)
-        flags: Any = prevent_cse
-        if not isinstance(flags, bool):
-            kept = [f for k, f in enumerate(flags) if k not in choice.positions(args)]
-            each = _jax.broadcast_prefix((tuple(kept), True), call.tree)
-            flags = ([f for f, k in zip(each, call.ref_places, strict=True) if k is None],)
+        cse: Any = prevent_cse
+        if not isinstance(cse, bool):
+            kept = [f for k, f in enumerate(cse) if k not in choice.positions(args)]
+            each = flags("checkpoint", "prevent_cse", (tuple(kept), True), call.tree)
+            cse = ([f for f, k in zip(each, call.ref_places, strict=True) if k is None],)
 
         def inside(refs: list[Any], leaves: list[Any]) -> Any:
             return call_over_arrays(
-                lambda inner: jax.checkpoint(inner, prevent_cse=flags, policy=policy),
+                lambda inner: jax.checkpoint(inner, prevent_cse=cse, policy=policy),
                 fun,
                 static,
                 call._replace(refs=refs, leaves=leaves),
             )
 
-        settings = (static, call.tree, call.ref_places, policy, str(flags))
+        settings = (static, call.tree, call.ref_places, policy, str(cse))
         return in_transaction(inside, call.refs, call.leaves, [fun], settings)
 
     return checkpointed
