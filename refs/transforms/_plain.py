@@ -23,7 +23,6 @@ from refs.transforms._signature import Choice
 from refs.transforms._transaction import Transaction
 from refs.transforms.in_place import call_in_place
 
-
 # Gives a function that somebody else holds.
 Held = Callable[[], Callable[..., Any]]
 
