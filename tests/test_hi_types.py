@@ -134,5 +134,5 @@ def test_derivatives_with_respect_to_a_type(jit):
     out, pullback = refs.vjp(loss, pair)
     close(out, (4 * X**3).sum())
     close(pullback(1.0)[0].first, 2 * X * X)
-    with pytest.raises(refs.errors.RefTypeError, match="cotangent of type .*Pair"):
+    with pytest.raises(refs.errors.RefTypeError, match=r"cotangent of type .*Pair"):
         pullback.with_refs(r)

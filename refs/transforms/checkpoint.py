@@ -28,8 +28,8 @@ def checkpoint(
 
     Args:
       fun: a function over refs, which may be anywhere in its arguments, or closed over.
-      prevent_cse: whether XLA is kept from undoing it: a bool, or one for each positional argument or
-        for parts of them, in tuples or in a tree prefix.
+      prevent_cse: whether XLA is kept from undoing it: a bool, or one for each positional argument,
+        or for parts of them, in tuples or in a tree prefix.
       policy: which values are stored all the same, one of `jax.checkpoint_policies` for instance.
       static_argnums: positions of arguments that Python may look at; never refs.
       static_argnames: names of such arguments.
