@@ -331,3 +331,12 @@ def test_what_has_no_spec_is_handed_on_as_it_is():
     specs = {"a": None, "b": None}, jax.P("d"), None
     refs.shard_map(body, mesh=mesh, in_specs=specs, out_specs=None)(given, x, "rows")
     np.testing.assert_array_equal(x, 2 * np.arange(4.0))
+
+
+def test_jaxs_errors_name_the_users_function():
+    def normalised(x):
+        return x * 2
+
+    for in_spec, out_spec in [(P("d", None), P("d")), (P("d"), P())]:
+        with pytest.raises(ValueError, match="applied to the function 'normalised'"):
+            refs.shard_map(normalised, mesh=mesh(), in_specs=in_spec, out_specs=out_spec)(X)

@@ -88,7 +88,12 @@ def shard_map(
 
         def sharded(body: Any, out_specs: Any, *in_specs: Any) -> Any:
             in_specs = INFER if is_inferred else in_specs
-            return jax.shard_map(body, in_specs=in_specs, out_specs=out_specs, **options)
+
+            def named(*given: Any) -> Any:
+                return body(*given)
+
+            named.__name__ = _jax.fun_name(f)  # JAX's errors name the user's function.
+            return jax.shard_map(named, in_specs=in_specs, out_specs=out_specs, **options)
 
         touched = [*call.refs]
 
