@@ -31,7 +31,7 @@ class AbstractArgument:
         self.aval = aval
 
 
-_jax.register_abstract_argument(AbstractArgument, lambda spec: spec.aval)
+_jax.register_type_of(AbstractArgument, lambda spec: spec.aval)
 
 
 def is_ref(x: Any) -> bool:

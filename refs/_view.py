@@ -292,6 +292,14 @@ class _Slice(NamedTuple):
     step: Any
 
 
+def _type_of(view: RefView) -> Any:
+    """That of a ref to the part: `jnp.ones_like` asks for it, inside `shard_map`."""
+    return _jax.AbstractRef(jax.core.ShapedArray(view.shape, view.dtype))
+
+
+_jax.register_type_of(RefView, _type_of)
+
+
 class _DynamicSlice(NamedTuple):
     """A `jax.ds` without its start, which is an array."""
 

@@ -333,6 +333,19 @@ def test_what_has_no_spec_is_handed_on_as_it_is():
     np.testing.assert_array_equal(x, 2 * np.arange(4.0))
 
 
+@everywhere
+def test_an_array_like_a_part(wrap):
+    r = split()
+
+    def step(r):
+        part = r.at[:1]
+        part.set(jnp.ones_like(part))
+
+    wrap(refs.shard_map(step, mesh=mesh(), in_specs=SPLIT, out_specs=None))(r)
+    first = np.arange(8) % (8 // N) == 0
+    np.testing.assert_array_equal(r[...], np.where(first, 1, X))
+
+
 def test_jaxs_errors_name_the_users_function():
     def normalised(x):
         return x * 2

@@ -290,3 +290,9 @@ def test_apply_takes_functions_that_close_over_state_and_traced_values(compiled)
     (refs.jit(program) if compiled else program)(jnp.float32(2), jnp.array([0, 3, 3]))
     # Element 3 stands twice in the index: 3 * 2 + 10, then 16 * 2 + 10.
     np.testing.assert_array_equal(r[...], [10, 11, 12, 42])
+
+
+def test_its_type_is_that_of_a_ref_to_the_part(ref):
+    assert str(jax.typeof(ref.at[1, 1:])) == "Ref{int32[2]}"
+    ref.at[1, 1:].set(jnp.ones_like(ref.at[1, 1:]))
+    np.testing.assert_array_equal(ref[1], [3, 1, 1])

@@ -321,9 +321,9 @@ def refuse_placement(ref_type: type, refuse: Callable[[Any], Any]) -> None:
     _pxla.global_result_handlers[ref_type] = lambda aval, *_: refuse(aval)
 
 
-def register_abstract_argument(spec: type, aval_of: Callable[[Any], Any]) -> None:
-    """Lets `jax.make_jaxpr` take `spec`s as arguments of the type `aval_of(spec)`."""
-    core.pytype_aval_mappings[spec] = aval_of
+def register_type_of(kind: type, aval_of: Callable[[Any], Any]) -> None:
+    """Makes `jax.typeof(x)` of an object of this kind `aval_of(x)`."""
+    core.pytype_aval_mappings[kind] = aval_of
 
 
 @jax.tree_util.register_pytree_node_class
