@@ -164,8 +164,9 @@ def trace(
 
     flat.__name__ = flat.__qualname__ = getattr(fun, "__name__", "function")
     # Without jit, JAX's loops ask their predicates what they can't say in a trace, and once more
-    # when they are traced after all: with what they write, twice.
-    with jax.disable_jit(False):
+    # when they are traced after all: with what they write, twice. What a hi primitive does with
+    # refs when it is differentiated can't be seen.
+    with jax.disable_jit(False), _jax.without_hi_primitives():
         jaxpr = _make_jaxpr(flat, axis_env)([AbstractArgument(t) for t in ref_types], list(leaves))
     out_tree, markers = out
     return Trace(jaxpr, out_tree, tuple(markers))

@@ -131,3 +131,35 @@ def test_lanes_accumulate_in_a_checkpoint_that_is_one():
         jax.config.update("jax_remat3", was)
     same(got, jnp.sin(X))
     same(total[...], jnp.full(2, X.sum()))
+
+
+@pytest.mark.parametrize("switch", ["jax_custom_vjp3", "jax_custom_jvp3"])
+@pytest.mark.parametrize("way", ["op by op", "jit", "lanes", "checkpoint"])
+def test_derivatives_of_custom_rules_that_touch_refs(switch, way):
+    if switch not in jax.config.values:
+        pytest.skip("this JAX doesn't have it")
+    n = refs.new_ref(jnp.int32(0))
+
+    def counted(x):
+        n[...] += 1
+        return jnp.sin(x)
+
+    if switch == "jax_custom_vjp3":
+        f = jax.custom_vjp(counted)
+        f.defvjp(lambda x: (f(x), x), lambda x, g: (g * 3,))
+    else:
+        f = jax.custom_jvp(counted)
+        f.defjvp(lambda xs, ts: (f(*xs), ts[0] * 3))
+    gradient = {
+        "op by op": refs.grad(f),
+        "jit": refs.jit(refs.grad(f)),
+        "lanes": refs.jit(lambda x: refs.vmap(refs.grad(f))(x[None])[0]),
+        "checkpoint": refs.grad(refs.checkpoint(f)),
+    }[way]
+    was = jax.config.values[switch]
+    jax.config.update(switch, True)
+    try:
+        assert gradient(jnp.float32(1)) == 3
+    finally:
+        jax.config.update(switch, was)
+    assert n[...] == 1

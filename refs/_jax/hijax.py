@@ -80,11 +80,12 @@ def _value(x: Any) -> Any:
 
 @contextlib.contextmanager
 def without_hi_primitives() -> Iterator[None]:
-    """Meanwhile JAX makes none of `checkpoint` and `custom_jvp`, whatever it is asked to."""
+    """Meanwhile JAX makes none of `checkpoint` and of custom rules, whatever it is asked to."""
     with contextlib.ExitStack() as stack:
-        for name in ("remat3", "custom_jvp3"):
-            if hasattr(config, name):
-                stack.enter_context(getattr(config, name)(False))
+        for name in ("remat3", "custom_jvp3", "custom_vjp3"):
+            switch = getattr(config, name, None)
+            if switch is not None and switch.value:
+                stack.enter_context(switch(False))
         yield
 
 

@@ -164,7 +164,7 @@ class Direct(Differentiable):
         trace = OpByOp(_jax.current_trace(), self._outside, is_differentiated=True)
         for ref, value in zip(refs, values[n:], strict=True):
             trace.open(ref, value)
-        with _jax.set_current_trace(trace), advised():
+        with _jax.set_current_trace(trace), _jax.without_hi_primitives(), advised():
             args, kwargs = self.inputs.rebuild(refs, values[:n])
             result = self._fun(*args, **kwargs)
         output, aux = result if self.has_aux else (result, None)

@@ -255,7 +255,8 @@ def run_carefully(
             store_native([saved.get(k, x) for k, x in enumerate(state)])
             if (failure := failure_of(error)) is not None:
                 # What wasn't copied was in its callback's hands; and so all refs are ours.
-                held = [*filterfalse(saved.__contains__, failure.held)]
+                lost = () if is_debugging else failure.held  # Nothing is, where nothing is donated.
+                held = [*filterfalse(saved.__contains__, lost)]
                 for k in held:
                     lists[k][indices[k]] = jnp.array(failure.held[k])
                 entry.note_failure(failure.error, written)
