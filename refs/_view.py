@@ -294,7 +294,8 @@ class _Slice(NamedTuple):
 
 def _type_of(view: RefView) -> Any:
     """That of a ref to the part: `jnp.ones_like` asks for it, inside `shard_map`."""
-    return _jax.AbstractRef(jax.core.ShapedArray(view.shape, view.dtype))
+    part = jax.ShapeDtypeStruct(view.shape, view.dtype)
+    return _jax.AbstractRef(_jax.shaped_abstractify(part))
 
 
 _jax.register_type_of(RefView, _type_of)

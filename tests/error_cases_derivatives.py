@@ -287,3 +287,17 @@ def a_pullback_with_too_few_values(r, i):
 )
 def axes_to_reduce(r, i):
     refs.grad(lambda x: x, reduce_axes=("batch",))
+
+
+@raises(
+    errors.RefTypeError,
+    "jacfwd with respect to a variable of dtype int32: it has no gradient of that type. "
+    "Leave it out of `argnums`",
+)
+def forward_jacobian_of_an_integer(r, i):
+    refs.jacfwd(lambda n: n * 1.0)(1)
+
+
+@raises(errors.RefTypeError, "hessian of a int: it takes a function")
+def hessian_of_no_function(r, i):
+    refs.hessian(3)

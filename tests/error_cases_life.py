@@ -294,7 +294,20 @@ def static_argument_without_a_hash(r, i):
     refs.jit(lambda q, x: x, static_argnums=1)(r, [1])
 
 
-@raises(errors.RefTypeError, "jit of a int: it compiles a function")
+@raises(
+    errors.RefStateError,
+    "trace of `step` under `jax.disable_jit`, where a function is run as it is: trace, lower or "
+    "compile it outside",
+)
+def lowering_without_jit(r, i):
+    def step():
+        r[0] = 1.0
+
+    with jax.disable_jit():
+        refs.jit(step).lower()
+
+
+@raises(errors.RefTypeError, "jit of a int: it takes a function")
 def jit_of_no_function(r, i):
     refs.jit(3)
 

@@ -316,6 +316,19 @@ def derivative_that_is_wrong(r, i):
 
 @raises(
     errors.RefValueError,
+    "assert_in_place of writing while JAX looks for NaNs or infinities: nothing is in place then. "
+    "Turn `jax_debug_nans` and `jax_debug_infs` off",
+)
+def in_place_while_jax_looks_for_nans(r, i):
+    def writing():
+        r[0] = 1.0
+
+    with jax.debug_nans(True):
+        refs.testing.assert_in_place(writing)
+
+
+@raises(
+    errors.RefValueError,
     "assert_in_place of reading, which updates nothing: it writes no ref, and what it isn't "
     "donated can't be updated",
 )

@@ -65,7 +65,7 @@ LAYERS = [
     ["transforms._derivative"],
     ["transforms._dispatch", "transforms._plain"],
     ["transforms._stages"],
-    ["transforms._jitted", "transforms._programs"],
+    ["transforms._jitted", "transforms._programs", "transforms._by_jax"],
     ["transforms", "transforms.*"],
     ["transforms.jacobian", "transforms.loops"],
     ["extend", "testing._case"],

@@ -28,7 +28,7 @@ def test_a_failure_loses_nothing_where_nothing_is_donated(setting, keep_old, add
             w.at[1].add(1.0)
         refs.io_callback(halves_and_fails, None, w, keep_old=keep_old)
 
-    with setting(True), pytest.raises(CallbackError, match="keep their old values$"):
+    with setting(True), pytest.raises(CallbackError, match=r"keep their old values$"):
         step()
     same(w[...], np.ones(3))
 

@@ -48,7 +48,9 @@ PACKAGE = Path(refs.__file__).parent
 INTERNAL = {
     ("_ref.py", "raise AttributeError(name)"),
     ("_dispatch.py", "raise OtherRefs"),
-    ("_op_by_op.py", "raise _TouchedError(ref)"),
+    ("_op_by_op.py", "raise TouchedError(ref)"),
+    ("_by_jax.py", "raise TouchedError(x)"),
+    ("vmap.py", "raise error from None"),  # JAX's own
     ("_dispatch.py", "raise ValueError"),
     ("_entry.py", "raise OtherRefs"),
     ("_entry.py", "raise OtherTypes"),

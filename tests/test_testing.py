@@ -222,3 +222,13 @@ def test_a_view_as_argument():
     said = check_transforms(lambda v: v.multiply(2.0), ref().at[1:])
     assert "can't be mapped" in said.pop("vmap")
     assert set(said.values()) == {"holds"}
+
+
+def test_quotients_of_large_values_may_be_less_exact():
+    log = refs.new_ref(jnp.array([300.0, 0.0]))
+
+    def step(x):
+        log.at[0].add(x[0])
+        return x * 2
+
+    refs.testing.check_transforms(step, jnp.array([1.0, 2.0, 3.0]))

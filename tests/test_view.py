@@ -294,5 +294,7 @@ def test_apply_takes_functions_that_close_over_state_and_traced_values(compiled)
 
 def test_its_type_is_that_of_a_ref_to_the_part(ref):
     assert str(jax.typeof(ref.at[1, 1:])) == "Ref{int32[2]}"
+    keys = refs.new_ref(jax.random.split(jax.random.key(0)))
+    assert jax.typeof(keys.at[:1]).inner_aval.dtype == keys.dtype
     ref.at[1, 1:].set(jnp.ones_like(ref.at[1, 1:]))
     np.testing.assert_array_equal(ref[1], [3, 1, 1])

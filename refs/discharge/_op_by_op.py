@@ -74,7 +74,7 @@ class OpByOp(_jax.Trace):
             ref.cell.origin = getattr(ref.aval, "origin", None)  # JAX has made it without one.
             return ref.cell
         if self.is_guard:
-            raise _TouchedError(ref)
+            raise TouchedError(ref)
         if isinstance(ref, RefTracer) and ref._trace.is_over:
             raise RefEscapeError(
                 f"use of {_access.describe(ref)}, which was made inside a differentiated function, "
@@ -152,7 +152,7 @@ class OpByOp(_jax.Trace):
         try:
             with _jax.set_current_trace(self.parent):
                 return primitive.bind(*operands, subfuns=(_guarded(fun),), **params)
-        except _TouchedError as touched:
+        except TouchedError as touched:
             raise RefEscapeError(
                 f"{_access.describe(touched.args[0])} is touched inside of shard_map, which "
                 "doesn't take refs from outside: pass it as an argument to `refs.shard_map`. A "
@@ -234,7 +234,7 @@ class OpByOp(_jax.Trace):
             try:
                 with _jax.set_current_trace(self.parent):
                     return primitive.bind(*operands, subfuns=guarded, **params)
-            except _TouchedError:
+            except TouchedError:
                 if is_part:  # What is broken off must not have changed a ref: all of it is.
                     raise
             finally:
@@ -274,7 +274,7 @@ class _Opened:
         self.ref, self.cell, self.before = ref, cell, before
 
 
-class _TouchedError(BaseException):
+class TouchedError(BaseException):
     """A guarded function touches a ref: no error of the user's, who must not catch it."""
 
 

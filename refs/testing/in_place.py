@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jaxlib
 
+from refs import _jax
 from refs.errors import RefValueError
 from refs.inplace import COPIES_LESS, SMALLEST
 from refs.testing._hlo import Module
@@ -30,7 +31,8 @@ def assert_in_place(fun: Callable[..., Any], *args: Any, loops_only: bool = Fals
     Raises:
       AssertionError: if something is copied, or doesn't keep its memory: how much, how often, of
         which ref, for which line, and what can be done.
-      RefValueError: if nothing is updated.
+      RefValueError: if nothing is updated, or while JAX looks for NaNs or infinities.
+      RefStateError: under `jax.disable_jit`.
       Exception: whatever `fun` raises while it is traced.
 
     >>> r = refs.new_ref(jnp.arange(1000.0), name="r")
@@ -48,6 +50,11 @@ def assert_in_place(fun: Callable[..., Any], *args: Any, loops_only: bool = Fals
     Traceback (most recent call last):
     AssertionError: keeping is not in place: it copies 1,000 elements of float32, as many as ...
     """
+    if _jax.looks_for_nans():
+        raise RefValueError(
+            f"assert_in_place of {_name(fun)} while JAX looks for NaNs or infinities: nothing is "
+            "in place then. Turn `jax_debug_nans` and `jax_debug_infs` off"
+        )
     compiles = fun if hasattr(fun, "lower") else jit(fun)
     lowered = compiles.lower(*args)  # type: ignore[union-attr]
     module = Module.parse(lowered.compile().as_text())

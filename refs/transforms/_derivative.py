@@ -14,6 +14,7 @@ from refs.errors import RefTypeError, RefValueError
 from refs.transforms._differentiable import Differentiable
 from refs.transforms._direct import Direct, op_by_op
 from refs.transforms._inputs import Inputs
+from refs.transforms._signature import check_callable
 from refs.transforms._traced import Traced
 
 
@@ -25,6 +26,7 @@ def differentiable(
     check: Callable[[Any], None] = lambda x: None,
 ) -> Differentiable:
     """A call as a pure function. Where anything is known of its values, Python may look at them."""
+    check_callable(doing, fun)
     kind = Traced if _jax.is_staging() else Direct
     return kind(doing, fun, inputs, has_aux, check)
 
@@ -45,6 +47,7 @@ def derivative(
     derive: Callable[[Differentiable, Inputs], Any],
 ) -> Callable[..., Any]:
     """The function of `fun`'s arguments that `derive(f, inputs)` evaluates."""
+    check_callable(doing, fun)
 
     @functools.wraps(fun)
     def derived(*args: Any, **kwargs: Any) -> Any:
@@ -73,9 +76,10 @@ def _check_variable(doing: str, x: Any, holomorphic: bool, allow_int: bool) -> N
         )
     if jnp.issubdtype(dtype, jnp.inexact) or allow_int:
         return
+    way_out = "" if doing == "jacfwd" else ", or set allow_int=True"
     raise RefTypeError(
         f"{doing} with respect to a variable of dtype {dtype}: it has no gradient of that type. "
-        "Leave it out of `argnums`, or set allow_int=True"
+        f"Leave it out of `argnums`{way_out}"
     )
 
 

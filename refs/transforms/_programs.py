@@ -17,7 +17,7 @@ from refs._eager import is_ours, sharding_of
 from refs._ref import Ref
 from refs._tracing import Call, Trace, is_ref, ref_type
 from refs._weak import WeakMemo
-from refs.errors import RefTypeError
+from refs.errors import RefStateError, RefTypeError
 from refs.transforms._calls import in_transaction
 from refs.transforms._dispatch import NoEntry, dispatcher, run_carefully
 from refs.transforms._entry import Entry, Options
@@ -95,6 +95,11 @@ class Programs:
         if (bound := self.of_instance(args)) is not None:
             return bound.trace(*args[1:], **kwargs)  # type: ignore[attr-defined]
         entry, flat = self._prepare(args, kwargs, runs=False)
+        if _jax.is_jit_disabled() and not entry.is_plain:
+            raise RefStateError(
+                f"trace of `{entry.name}` under `jax.disable_jit`, where a function is run as it "
+                "is: trace, lower or compile it outside"
+            )
         traced = entry.trace(args, kwargs) if entry.is_plain else entry.trace(flat)
         return Traced(entry, traced, self._known)
 

@@ -21,6 +21,12 @@ def type_of(array: Any) -> Any:
     return array.aval if type(array) is _jax.ArrayImpl else _jax.shaped_abstractify(array)
 
 
+def check_callable(doing: str, fun: Any) -> None:
+    """Raises a RefTypeError of what is no function, before it is called."""
+    if not callable(fun):
+        raise RefTypeError(f"{doing} of a {type(fun).__name__}: it takes a function")
+
+
 def dtype_of(aval: Any) -> Any:
     """That of an array; None of a value of a user's own type."""
     return getattr(aval, "dtype", None)

@@ -11,7 +11,7 @@ import jax
 from refs._tracing import Call
 from refs.transforms._calls import in_transaction
 from refs.transforms._nested import call_over_arrays
-from refs.transforms._signature import Choice, flags
+from refs.transforms._signature import Choice, check_callable, flags
 
 
 def checkpoint(
@@ -46,6 +46,7 @@ def checkpoint(
     >>> refs.grad(layer)(0.0), n[...]
     (Array(1., dtype=float32, weak_type=True), Array(1, dtype=int32))
     """
+    check_callable("checkpoint", fun)
     choice = Choice.of(fun, static_argnums, static_argnames)
 
     @functools.wraps(fun)

@@ -14,6 +14,7 @@ from refs.transforms._derivative import check_output, derivative
 from refs.transforms._differentiable import Differentiable
 from refs.transforms._direct import backward
 from refs.transforms._inputs import Inputs
+from refs.transforms._signature import check_callable
 from refs.transforms.vmap import vmap
 
 
@@ -101,6 +102,7 @@ def hessian(
     >>> refs.hessian(f)(2.0), n[...]
     (Array(12., dtype=float32, weak_type=True), Array(1, dtype=int32))
     """
+    check_callable("hessian", fun)
     inner = jacrev(fun, argnums, has_aux, holomorphic)
     return jacfwd(inner, argnums, has_aux, holomorphic)
 

@@ -7,11 +7,10 @@ from typing import Any, Unpack, overload
 
 import jax
 
-from refs.errors import RefTypeError
 from refs.transforms._entry import Options
 from refs.transforms._jitted import Jitted, Keywords, P, R_co
 from refs.transforms._programs import compiled
-from refs.transforms._signature import Choice
+from refs.transforms._signature import Choice, check_callable
 
 
 @overload
@@ -94,8 +93,7 @@ def jit(
     )
 
     def wrap(f: Callable[..., Any]) -> Callable[..., Any]:
-        if not callable(f):
-            raise RefTypeError(f"jit of a {type(f).__name__}: it compiles a function")
+        check_callable("jit", f)
         jax.jit(  # It says what is wrong with the function and with the keywords.
             f,
             static_argnums=static_argnums,

@@ -17,7 +17,7 @@ from refs._tracing import Call, is_ref, ref_type
 from refs.errors import RefTypeError, RefValueError
 from refs.transforms._calls import in_transaction
 from refs.transforms._devices import devices_told
-from refs.transforms._signature import Given, per_leaf, without_views
+from refs.transforms._signature import Given, check_callable, per_leaf, without_views
 from refs.transforms._transaction import Slot, Transaction
 
 # JAX's marker for specs that aren't given has no public name in all versions.
@@ -76,6 +76,7 @@ def shard_map(
     if f is None:
         return functools.partial(shard_map, out_specs=out_specs, in_specs=in_specs, **options)
 
+    check_callable("shard_map", f)
     shard_fun = without_views("a function under shard_map", f)
 
     @functools.wraps(f)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,10 +19,12 @@ from refs.callbacks._held import calls_host
 from refs.discharge._interpreter import Context
 from refs.discharge._lanes import Lanes, Sum
 from refs.discharge._late import is_open
+from refs.discharge._op_by_op import TouchedError
 from refs.errors import RefTypeError, RefValueError
 from refs.lanes._variance import Contents, Variance
+from refs.transforms import _by_jax
 from refs.transforms._calls import in_transaction
-from refs.transforms._signature import Given, per_leaf, without_views
+from refs.transforms._signature import Given, check_callable, per_leaf, without_views
 from refs.transforms._transaction import Slot, Transaction, in_lane
 
 
@@ -73,6 +76,7 @@ def vmap(
     Ref([1, 0, 2, 0], dtype=int32, name='counts')
     """
 
+    check_callable("vmap", fun)
     if not (in_axes is None or isinstance(in_axes, tuple | list) or _jax.is_axis(in_axes)):
         raise RefTypeError(
             f"vmap: in_axes is {in_axes!r}: it must be an integer, None, or a tuple with an entry "
@@ -88,6 +92,14 @@ def vmap(
 
     @functools.wraps(fun)
     def mapped(*args: Any, **kwargs: Any) -> Any:
+        def by_jax() -> Any:
+            of_jax = jax.vmap(_by_jax.watched(fun), in_axes, out_axes, **options)
+            return of_jax(*args, **kwargs)
+
+        may_be_jaxs = _by_jax.may_be_watched((args, kwargs))
+        if may_be_jaxs and _by_jax.is_known(fun):
+            with contextlib.suppress(TouchedError):
+                return by_jax()
         maps_itself = _found((in_axes, out_axes, args, kwargs), _jax.has_its_own_axes)
         if maps_itself and not _found((args, kwargs), is_ref):
             return jax.vmap(fun, in_axes, out_axes, **options)(*args, **kwargs)
@@ -106,6 +118,7 @@ def vmap(
                     lane_fun, refs, axes.leaf_types, given.rebuild, axes.ref_types, env
                 )
             is_ours = _may_touch_refs(t.traced.jaxpr)
+            _by_jax.note(fun, not (is_ours or call.refs or _jax.can_fail(t.traced.jaxpr)))
             axis_of = {s: axes.of_slot(s, refs) for s in t.touch_of}
             variance = _analyse(t, axis_of, axes, axis_name)
             sums = {
@@ -145,7 +158,15 @@ def vmap(
                 raise _maps_itself(maps_itself[0])
             return result
 
-        result = in_transaction(inside, call.refs, call.leaves)
+        try:
+            result = in_transaction(inside, call.refs, call.leaves)
+        except _by_jax.NEEDS_VALUES as error:
+            if not may_be_jaxs:
+                raise
+            try:
+                return by_jax()
+            except TouchedError:
+                raise error from None
         if _found(result, _jax.has_its_own_axes):
             return jax.vmap(fun, in_axes, out_axes, **options)(*args, **kwargs)
         return result
