@@ -53,7 +53,8 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
     def fwd(
         arrays: list[Any], state: list[Any], constants: list[Any], sums: list[Any], paths: Any
     ) -> Any:
-        perturbed = [p.perturbed for p in (*state, *constants[:n_read], *sums)]
+        given = (*state, *constants[:n_read], *sums)
+        perturbed = [p.perturbed and is_smooth(p.value) for p in given]
         of_array = iter([p.perturbed for p in arrays])
         of_cell = iter([p.base is not None and perturbed[p.base] for p in places])
         nonzeros = [next(of_cell if c else of_array) for c in is_cell]
@@ -81,6 +82,8 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
         residuals, flags, paths, pull = saved
         out_cts, state_cts = cotangents
         lanes = None if variance is None else Lanes(variance, *flags)
+        # JAX asks for no cotangents of what nothing depends on: here, of the outputs themselves.
+        is_wanted = not all(map(_jax.is_symbolic_zero, out_cts))
         if not rule.symbolic_zeros:
             out_cts = [_jax.instantiate(ct) for ct in out_cts]
 
@@ -97,13 +100,15 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
         def backward(*given: Any) -> list[Any]:
             return rule.bwd(given[: len(residuals)], given[len(residuals) :])
 
-        residuals = [
-            places[r.number].ref(paths[r.number], where) if isinstance(r, _Argument) else r
-            for r in residuals
-        ]
-        in_cts = apply_backward(backward, [*residuals, *out_cts], run)
-        in_cts = [None if _jax.is_symbolic_zero(ct) else ct for ct in in_cts]
-        in_cts = [*([None] * rule.num_consts), *in_cts]
+        in_cts: list[Any] = [None] * len(is_cell)
+        if is_wanted:
+            residuals = [
+                places[r.number].ref(paths[r.number], where) if isinstance(r, _Argument) else r
+                for r in residuals
+            ]
+            of_own = apply_backward(backward, [*residuals, *out_cts], run)
+            of_own = [None if _jax.is_symbolic_zero(ct) else ct for ct in of_own]
+            in_cts[rule.num_consts :] = of_own
 
         of_values: list[Any] = [None] * len(types)
         of_cells = [ct for ct, c in zip(in_cts, is_cell, strict=True) if c]

@@ -87,9 +87,11 @@ class _Kept:
         return links_of(refs, self._t.program.refs)
 
     def run(self, refs: Sequence[Any], arrays: Sequence[Any]) -> Any:
-        """A call at top level, as a transaction."""
+        """A call as a transaction: at top level, or in a trace that may be differentiated."""
         # What it closes over are operands, and no part of the program that is compiled.
         given: dict[str, Any] = {"captured": self._t.program.arrays}
+        if _jax.is_staging():
+            given["targets"] = refs
         call = self._call_kept if _jax.looks_for_nans() else self._call
         outputs, made = self._t.update(
             refs, lambda state, constants: call(state, constants, arrays, **given)
