@@ -51,6 +51,7 @@ INTERNAL = {
     ("_op_by_op.py", "raise TouchedError(ref)"),
     ("_by_jax.py", "raise TouchedError(x)"),
     ("vmap.py", "raise error from None"),  # JAX's own
+    ("vmap.py", "raise refused"),  # JAX has refused it before.
     ("_dispatch.py", "raise ValueError"),
     ("_entry.py", "raise OtherRefs"),
     ("_entry.py", "raise OtherTypes"),

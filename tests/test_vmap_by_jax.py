@@ -143,3 +143,14 @@ def test_refs_of_its_own_and_one_that_it_returns():
     with pytest.raises(jax.errors.ConcretizationTypeError):
         refs.vmap(f)(C)  # To return a ref, it is traced.
     same(refs.vmap(lambda x: f(x)[...])(C), C * 6)
+
+
+@pytest.mark.parametrize("shapes", [(2, 3), (2, 2, 3)])
+def test_jax_says_which_arguments_do_not_fit(shapes):
+    arrays = [jnp.ones(n) for n in shapes]
+    for fun in (lambda x, *ys: x, lambda x, *ys: x + refs.new_ref(1.0)[...]):
+        with pytest.raises(ValueError, match="axis 0 of argument x of type float32"):
+            refs.vmap(fun)(*arrays)
+    r = refs.new_ref(arrays[0], name="r")
+    with pytest.raises(refs.errors.RefValueError, match="vmap over arguments with 2 and 3 lanes"):
+        refs.vmap(lambda r, *ys: None)(r, *arrays)

@@ -105,9 +105,20 @@ def vmap(
             return jax.vmap(fun, in_axes, out_axes, **options)(*args, **kwargs)
         if maps_itself:
             raise _maps_itself(maps_itself[0])
-        given = Given.of(args, kwargs, _leaf_axes(in_axes, args, kwargs))
+        try:
+            given = Given.of(args, kwargs, _leaf_axes(in_axes, args, kwargs))
+            axes = _Axes.of(given.call, given.items, axis_size)
+        except (RefTypeError, RefValueError) as error:
+            if _found((args, kwargs), is_ref):
+                raise
+            refused = error
+        else:
+            refused = None
+        if refused is not None:  # Of arrays, JAX says which they are.
+            nothing = functools.wraps(fun)(lambda *_, **__: ())
+            jax.vmap(nothing, in_axes, axis_size=axis_size)(*args, **kwargs)
+            raise refused
         call = given.call
-        axes = _Axes.of(call, given.items, axis_size)
 
         def inside(refs: Any, leaves: Any) -> Any:
             env = [] if axis_name is None else [(axis_name, axes.size)]
