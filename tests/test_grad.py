@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import checkify
 
 import refs
 
@@ -245,3 +246,14 @@ def test_what_has_no_tangent_stays_what_it_is(n):
     kind(jax)
     kind(refs)
     assert kinds[refs] == kinds[jax]
+
+
+def test_an_argument_that_is_returned_as_it_is_inside_checkify():
+    def f(x):
+        checkify.check(x > 0, "not positive")
+        return x
+
+    error, gradient = checkify.checkify(refs.grad(f))(1.0)
+    assert (error.get(), gradient) == (None, 1)
+    error, _ = checkify.checkify(refs.grad(f))(0.0)
+    assert "not positive" in error.get()

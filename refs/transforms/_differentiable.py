@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
+from refs import _jax
 from refs.errors import RefEscapeError, RefTypeError
 from refs.transforms._inputs import Inputs
 from refs.transforms._signature import flags
@@ -93,3 +95,10 @@ def returning_pair(doing: str, fun: Callable[..., Any]) -> Callable[..., Any]:
         return result[0], result[1]
 
     return checked
+
+
+def as_variable(x: Any) -> Any:
+    """An array where it has a tangent; other numbers stay those of Python and NumPy, as in JAX."""
+    if not isinstance(x, jax.typing.ArrayLike) or isinstance(x, jax.Array):
+        return x
+    return _jax.as_array(x) if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else x

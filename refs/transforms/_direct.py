@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from refs import _access, _jax
 from refs._access import describe
@@ -20,7 +19,7 @@ from refs.callbacks._failure import failures_told
 from refs.discharge._op_by_op import OpByOp
 from refs.errors import RefStateError
 from refs.transforms._calls import has_loops, run
-from refs.transforms._differentiable import Differentiable, returning_pair
+from refs.transforms._differentiable import Differentiable, as_variable, returning_pair
 from refs.transforms._inputs import Inputs
 from refs.transforms._transaction import make
 from refs.transforms.in_place import in_place
@@ -196,7 +195,7 @@ class Direct(Differentiable):
         def inside() -> tuple[Any, ...]:
             self._outside = _jax.current_trace()
             arrays, refs = self.inputs.arrays, self.inputs.refs
-            values = [*map(_as_variable, arrays), *map(_access.get, refs)]
+            values = [*map(as_variable, arrays), *map(_access.get, refs)]
             for x in values:
                 self.check(x)
             *out, (arrays, contents, state) = transformed(values)
@@ -211,13 +210,6 @@ class Direct(Differentiable):
 
 def _as_array(x: Any) -> Any:
     return _jax.as_array(x) if isinstance(x, jax.typing.ArrayLike) else x
-
-
-def _as_variable(x: Any) -> Any:
-    """An array where it has a tangent; other numbers stay those of Python and NumPy, as in JAX."""
-    if not isinstance(x, jax.typing.ArrayLike) or isinstance(x, jax.Array):
-        return x
-    return _jax.as_array(x) if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else x
 
 
 def _made(value: Any, origin: Any) -> Any:

@@ -24,7 +24,7 @@ def type_of(array: Any) -> Any:
 def check_callable(doing: str, fun: Any) -> None:
     """Raises a RefTypeError of what is no function, before it is called."""
     if not callable(fun):
-        raise RefTypeError(f"{doing} of a {type(fun).__name__}: it takes a function")
+        raise RefTypeError(f"Expected a callable value, got {fun!r:.100}, for {doing}")
 
 
 def dtype_of(aval: Any) -> Any:
@@ -137,7 +137,8 @@ class Static(NamedTuple):
                 hash(value)
             except TypeError:
                 raise RefValueError(
-                    f"static argument {place!r} of type {type(value).__name__} can't be hashed: "
+                    "Non-hashable static arguments are not supported: argument "
+                    f"{place!r} is of type {type(value).__name__}: "
                     "make it hashable, a tuple for instance, or don't make it static"
                 ) from None
         return self

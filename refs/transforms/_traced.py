@@ -9,7 +9,7 @@ from typing import Any
 from refs._access import describe
 from refs._rules import has_custom_vjp
 from refs._tracing import NewRef, PartlyKnown, zeros_like
-from refs.transforms._differentiable import Differentiable, returning_pair
+from refs.transforms._differentiable import Differentiable, as_variable, returning_pair
 from refs.transforms._inputs import Inputs
 from refs.transforms._transaction import Slot, Transaction
 
@@ -55,7 +55,7 @@ class Traced(Differentiable):
         contents = [
             known[k] if k in known else zeros_like(ref) for k, ref in enumerate(self.inputs.refs)
         ]
-        return [*self.inputs.arrays, *contents]
+        return [*map(as_variable, self.inputs.arrays), *contents]
 
     def __call__(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
         n = len(self.inputs.arrays)
