@@ -11,6 +11,7 @@ from jax import lax
 
 import refs
 from refs import testing
+from tests.switches import switched_on
 
 X = np.array([3.0, 1.0, 4.0, 1.0, 2.0], np.float32)
 TABLE = jnp.arange(5.0)
@@ -123,12 +124,8 @@ def test_lanes_accumulate_in_a_checkpoint_that_is_one():
         total[...] += x
         return jnp.sin(x)
 
-    was = jax.config.values["jax_remat3"]
-    jax.config.update("jax_remat3", True)
-    try:
+    with switched_on("jax_remat3"):
         got = refs.vmap(add)(X)
-    finally:
-        jax.config.update("jax_remat3", was)
     same(got, jnp.sin(X))
     same(total[...], jnp.full(2, X.sum()))
 
@@ -136,8 +133,6 @@ def test_lanes_accumulate_in_a_checkpoint_that_is_one():
 @pytest.mark.parametrize("switch", ["jax_custom_vjp3", "jax_custom_jvp3"])
 @pytest.mark.parametrize("way", ["op by op", "jit", "lanes", "checkpoint"])
 def test_derivatives_of_custom_rules_that_touch_refs(switch, way):
-    if switch not in jax.config.values:
-        pytest.skip("this JAX doesn't have it")
     n = refs.new_ref(jnp.int32(0))
 
     def counted(x):
@@ -156,10 +151,6 @@ def test_derivatives_of_custom_rules_that_touch_refs(switch, way):
         "lanes": refs.jit(lambda x: refs.vmap(refs.grad(f))(x[None])[0]),
         "checkpoint": refs.grad(refs.checkpoint(f)),
     }[way]
-    was = jax.config.values[switch]
-    jax.config.update(switch, True)
-    try:
+    with switched_on(switch):
         assert gradient(jnp.float32(1)) == 3
-    finally:
-        jax.config.update(switch, was)
     assert n[...] == 1

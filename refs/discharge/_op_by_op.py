@@ -12,7 +12,8 @@ function is discharged as an equation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -285,12 +286,20 @@ def _type_of(x: Any) -> Any:
     return ref_type(x) if is_ref(x) else _jax.typeof(x)
 
 
+@contextmanager
+def guarding() -> Iterator[OpByOp]:
+    """Meanwhile a ref from outside may not be touched: a `TouchedError` says that one is."""
+    trace = _jax.current_trace()
+    guard = OpByOp(trace, trace, is_guard=True)
+    with _jax.set_current_trace(guard):
+        yield guard
+
+
 def _guarded(fun: Any) -> Callable[..., Any]:
     """`fun`, which runs until it touches a ref from outside."""
 
     def run(*args: Any) -> Any:
-        trace = _jax.current_trace()
-        with _jax.set_current_trace(OpByOp(trace, trace, is_guard=True)):
+        with guarding():
             return _jax.call_wrapped(fun, args)
 
     return _jax.rewrap(fun, run)

@@ -15,9 +15,8 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from refs import _jax
 from refs._tracing import is_ref
-from refs.discharge._op_by_op import OpByOp, TouchedError
+from refs.discharge._op_by_op import TouchedError, guarding
 
 # What a trace can't do and a run can, with what isn't mapped.
 NEEDS_VALUES = (
@@ -37,11 +36,6 @@ def note(fun: Callable[..., Any], touches_none: bool) -> None:
         _touches_none[code] = touches_none
 
 
-def may_be_watched(args: Any) -> bool:
-    """Whether a call may be JAX's: where values are known, with no refs among the arguments."""
-    return not _jax.is_staging() and not any(map(is_ref, jax.tree.leaves(args)))
-
-
 def is_known(fun: Callable[..., Any]) -> bool:
     """Whether the function touched no refs when it was traced, and hasn't since."""
     code = _code_of(fun)
@@ -53,21 +47,19 @@ def watched(fun: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fun)
     def lane(*args: Any, **kwargs: Any) -> Any:
-        trace = _jax.current_trace()
-        guard = OpByOp(trace, trace, is_guard=True)
         try:
-            with _jax.set_current_trace(guard):
-                result = fun(*args, **kwargs)
+            with guarding() as guard:
+                try:
+                    result = fun(*args, **kwargs)
+                finally:
+                    guard.end()
             for x in jax.tree.leaves(result):
                 if is_ref(x):
                     raise TouchedError(x)
             return result
         except TouchedError:
-            if (code := _code_of(fun)) is not None:
-                _touches_none[code] = False
+            note(fun, False)
             raise
-        finally:
-            guard.end()
 
     return lane
 

@@ -20,6 +20,7 @@ from refs._indexing import Index
 from refs._tracing import is_ref, one_name, unique
 from refs._view import RefView, is_view
 from refs.errors import RefTypeError, RefValueError
+from refs.transforms._signature import dtype_of
 
 
 class Variable(NamedTuple):
@@ -104,11 +105,11 @@ class Inputs(NamedTuple):
         """The shape and the dtype's name of a variable's cotangent."""
         n = len(self.arrays)
         k = variable.position
-        if k < n and _jax.is_of_hi_type(self.arrays[k]):
-            return (), str(_jax.shaped_abstractify(self.arrays[k]))
         x: Any = variable.view or (
             _jax.shaped_abstractify(self.arrays[k]) if k < n else self.refs[k - n]
         )
+        if dtype_of(x) is None:  # A user's own type says all.
+            return (), str(x)
         return x.shape, x.dtype.name if jnp.issubdtype(x.dtype, jnp.inexact) else "float0"
 
     def gather(self, doing: str, leaves: Sequence[Any], values: Sequence[Any]) -> list[Any]:

@@ -96,24 +96,24 @@ def vmap(
             of_jax = jax.vmap(_by_jax.watched(fun), in_axes, out_axes, **options)
             return of_jax(*args, **kwargs)
 
-        may_be_jaxs = _by_jax.may_be_watched((args, kwargs))
+        takes_refs = any(map(is_ref, jax.tree.leaves((args, kwargs))))
+        may_be_jaxs = not (takes_refs or _jax.is_staging())
         if may_be_jaxs and _by_jax.is_known(fun):
             with contextlib.suppress(TouchedError):
                 return by_jax()
         maps_itself = _found((in_axes, out_axes, args, kwargs), _jax.has_its_own_axes)
-        if maps_itself and not _found((args, kwargs), is_ref):
+        if maps_itself and not takes_refs:
             return jax.vmap(fun, in_axes, out_axes, **options)(*args, **kwargs)
         if maps_itself:
             raise _maps_itself(maps_itself[0])
+        refused = None
         try:
             given = Given.of(args, kwargs, _leaf_axes(in_axes, args, kwargs))
             axes = _Axes.of(given.call, given.items, axis_size)
         except (RefTypeError, RefValueError) as error:
-            if _found((args, kwargs), is_ref):
+            if takes_refs:
                 raise
             refused = error
-        else:
-            refused = None
         if refused is not None:  # Of arrays, JAX says which they are.
             nothing = functools.wraps(fun)(lambda *_, **__: ())
             jax.vmap(nothing, in_axes, axis_size=axis_size)(*args, **kwargs)

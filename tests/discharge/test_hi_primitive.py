@@ -1,7 +1,5 @@
 """`custom_root`, checkpoint and custom rules made of "hi" primitives, over refs."""
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +8,7 @@ from jax import lax
 
 import refs
 from tests import oracle
+from tests.switches import switched_on
 
 X = np.arange(1, 4, dtype=np.float32)
 jitted = pytest.mark.parametrize("jit", [oracle.as_is, refs.jit], ids=["as it is", "jit"])
@@ -70,18 +69,6 @@ def test_a_solver_that_counts(jit):
 
 
 SWITCHES = [f"jax_{name}3" for name in ("remat", "custom_vjp", "custom_jvp", "scan")]
-
-
-@contextlib.contextmanager
-def switched_on(name):
-    if not hasattr(jax.config, name):
-        pytest.skip("JAX's newest")
-    before = getattr(jax.config, name)
-    jax.config.update(name, True)
-    try:
-        yield
-    finally:
-        jax.config.update(name, before)
 
 
 def program(x, r):
