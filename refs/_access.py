@@ -1,7 +1,7 @@
 """get, set, swap, addupdate and the other in-place updates: of handles and of traced refs alike.
 
-Outside any trace an operation runs at once (`refs._eager`); inside one it becomes JAX's own ref
-primitive, so that every trace, ours or JAX's, sees one vocabulary.
+Outside any trace an operation runs at once (`refs._buffers.kernels`); inside one it becomes JAX's
+own ref primitive, so that every trace, ours or JAX's, sees one vocabulary.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from refs import _eager, _jax
+from refs import _jax
+from refs._buffers import kernels
 from refs._index_syntax import Span
 from refs._indexing import Index
 from refs._sharded import sharded_as_part
@@ -22,7 +23,7 @@ from refs.errors import RefError, RefEscapeError, RefStateError, RefTypeError, R
 
 def check_ref(ref: Any, doing: str) -> Any:
     """`ref`'s array type, after making sure that it is a ref that can be used here and now."""
-    if hasattr(ref, "_store"):  # A handle of ours: the common case, quickly.
+    if hasattr(ref, "_cell"):  # A handle of ours: the common case, quickly.
         ref._check()
         if _jax.trace_state.value is None:
             raise RefStateError(
@@ -98,7 +99,7 @@ def get(ref: Any, idx: Any = None) -> jax.Array:
     Array([1, 2], dtype=int32)
     """
     idx = ... if idx is None else idx
-    if _is_quick(ref) and (value := _eager.try_read(ref, idx)) is not None:
+    if _is_quick(ref) and (value := kernels.try_read(ref, idx)) is not None:
         return value
     aval = check_ref(ref, "get")
     with blamed("get", ref):
@@ -126,7 +127,7 @@ def set(ref: Any, idx: Any, value: Any) -> None:
     >>> r
     Ref([7., 0., 7.], dtype=float32)
     """
-    if _is_quick(ref) and _eager.try_update(ref, ... if idx is None else idx, "set", value):
+    if _is_quick(ref) and kernels.try_update(ref, ... if idx is None else idx, "set", value):
         return
     index, value = _located(ref, idx, value, "set")
     _write(ref, index, value)
@@ -151,7 +152,7 @@ def swap(ref: Any, idx: Any, value: Any) -> jax.Array:
         _write(ref, index, value)
         return old
     with _sharded(ref, index):
-        return _eager.swap(ref, index, value)
+        return kernels.swap(ref, index, value)
 
 
 def addupdate(ref: Any, idx: Any, x: Any) -> None:
@@ -167,18 +168,18 @@ def addupdate(ref: Any, idx: Any, x: Any) -> None:
     >>> r
     Ref([2., 0., 1.], dtype=float32)
     """
-    if _is_quick(ref) and _eager.try_update(ref, ... if idx is None else idx, "add", x):
+    if _is_quick(ref) and kernels.try_update(ref, ... if idx is None else idx, "add", x):
         return
     index, x = _located(ref, idx, x, "addupdate")
     if not _jax.at_top_level():
         _bind_write(_jax.addupdate_p, ref, index, x)
         return
     with _sharded(ref, index):
-        _eager.update(ref, index, "add", x)
+        kernels.update(ref, index, "add", x)
 
 
 def _is_quick(ref: Any) -> bool:
-    return _jax.trace_state.value is _jax.eval_trace and hasattr(ref, "_store")
+    return _jax.trace_state.value is _jax.eval_trace and hasattr(ref, "_cell")
 
 
 def _check_writable(ref: Any, doing: str) -> Any:
@@ -222,7 +223,7 @@ def update(ref: Any, idx: Any, method: str, operand: Any) -> None:
             operand = fit(operand, index.result_shape, aval.dtype)
             if _jax.at_top_level():
                 with _sharded(ref, index):
-                    _eager.update(ref, index, method, operand)
+                    kernels.update(ref, index, method, operand)
                 return
         # A user's function may read refs, this one too: it runs between a read and a write.
         # Elements named twice are updated twice, which needs all that they are among.
@@ -259,7 +260,7 @@ def get_sharded(ref: Any, idx: Any, out_sharding: Any) -> jax.Array:
     if not _jax.is_on_explicit_mesh(ref):
         return jax.sharding.reshard(_read(ref, index), out_sharding)
     if _jax.at_top_level():
-        return _eager.read(ref, index, out_sharding)
+        return kernels.read(ref, index, out_sharding)
     return index.read(_bind_whole(_jax.get_p, ref), out_sharding)
 
 
@@ -267,7 +268,7 @@ def _read(ref: Any, index: Index) -> Any:
     if not _jax.at_top_level():
         return index.finish(_bind_get(ref, index))
     with _sharded(ref, index):
-        return _eager.read(ref, index)
+        return kernels.read(ref, index)
 
 
 def _write(ref: Any, index: Index, value: Any) -> None:
@@ -275,7 +276,7 @@ def _write(ref: Any, index: Index, value: Any) -> None:
         _bind_write(_jax.swap_p, ref, index, value)
         return
     with _sharded(ref, index):
-        _eager.update(ref, index, "set", value)
+        kernels.update(ref, index, "set", value)
 
 
 def _bind_get(ref: Any, index: Index) -> Any:

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from refs import _access, _jax, _members, _store
+from refs import _access, _jax, _members
+from refs._buffers import exchange
 from refs._index_syntax import as_tuple
 from refs._ref_type import Origin, RefType
 from refs._sharded import layout
 from refs._site import user_site
-from refs._store import Store
 from refs._view import ViewMaker
 from refs.errors import RefStateError, RefTypeError, RefValueError
 
@@ -28,7 +28,7 @@ class _Fields(_jax.NativeRef):
     """What a handle has in it. Apart from `Ref`, which lets nobody set anything."""
 
     __slots__ = (
-        "_dtype", "_end", "_index", "_is_plain", "_lost", "_shape", "_sharding", "_store", "_token",
+        "_cell", "_device_cell", "_dtype", "_end", "_is_plain", "_lost", "_shape", "_sharding",
     )  # fmt: skip
     _aval: RefType
 
@@ -37,14 +37,13 @@ class _Fields(_jax.NativeRef):
         self._end: str | None = None
         self._lost: str | None = None
         # Fixed for life, and asked for in each operation: no properties.
-        sharding = buf.sharding
         self._shape, self._dtype = aval.shape, aval.dtype
-        self._sharding = layout(sharding)
-        # The buffer is in the store, at the index; the token says who we are there.
-        shardings = None if self._sharding is None else (sharding,)
-        self._store = Store.of([_jax.unwrap_keys(buf)], shardings)
-        self._index, self._token = 0, None
+        self._sharding = layout(buf.sharding)
         self._is_plain = self._sharding is None and not _jax.is_key(aval.dtype)
+        self._cell = [_jax.unwrap_keys(buf)]
+        # Programs for one device ask by this name, and find none of a ref on a mesh.
+        if self._sharding is None:
+            self._device_cell = self._cell
 
 
 class Ref(_Fields):
@@ -87,24 +86,21 @@ class Ref(_Fields):
     @property
     def _buf(self) -> jax.Array:
         """What JAX takes for the array that it may update: the one held now."""
-        return _jax.wrap_keys(_store.peek(self), self._dtype)
+        return _jax.wrap_keys(exchange.peek(self), self._dtype)
 
     def _buffer(self) -> jax.Array:
         """The array held now; the next write may delete it."""
-        attempt = 0
         while True:
-            buffer = _store.peek(self)
+            buffer = exchange.peek(self)
             if not buffer.is_deleted():
                 return buffer
-            self._check()
-            attempt = _store.wait(attempt, [self])
+            self._check()  # If it isn't lost, another thread has written meanwhile.
 
     def _check(self) -> None:
         """Raises if the ref has ended, or its value was lost."""
-        box, index = self._refs._store.box, self._index
-        # An empty box is a call that is running. A buffer that has gone elsewhere is fine.
-        buffer = box[0][index] if box else None
-        if buffer is not None and buffer.is_deleted() and box and box[0][index] is buffer:
+        cell = self._refs._cell
+        buffer = cell[0] if cell else None  # An empty cell is a call that is running.
+        if buffer is not None and buffer.is_deleted() and cell and cell[0] is buffer:
             raise RefStateError(
                 f"use of {_access.describe(self)}, whose value was lost"
                 f"{self._lost or ': its buffer was donated by hand'}. Keep a checkpoint, "
@@ -113,8 +109,9 @@ class Ref(_Fields):
 
     def _note_loss(self, cause: str) -> None:
         """Remembers why the value was lost, if it was."""
-        box = self._store.box
-        if box and box[0][self._index] is not None and box[0][self._index].is_deleted():
+        cell = self._cell
+        buffer = cell[0] if cell else None
+        if buffer is not None and buffer.is_deleted():
             self._lost = cause
 
     name = property(_members.name)
@@ -159,7 +156,7 @@ class Ref(_Fields):
         try:
             value = np.array(self[...])
         except RefStateError:
-            state = "lost" if self._store.box else "being updated"
+            state = "lost" if self._cell else "being updated"
             return f"Ref(<{state}>, shape={self.shape}, dtype={self.dtype}{name})"
         with jax.enable_x64(True):
             text = repr(jnp.asarray(value))
@@ -182,15 +179,9 @@ class Ref(_Fields):
         if _jax.is_key(self._dtype) or not (_jax.at_top_level() or _jax.trace_state.value is None):
             return np.array(self[...], dtype)
         # Without JAX's help: where a signal handler reads, JAX may be in the middle of something.
-        attempt = 0
-        while True:
-            try:
-                # A copy: on some versions a view cached in the array blocks the next donation.
-                return np.array(self._buffer(), dtype)
-            except RuntimeError as error:
-                if not _jax.is_about_deleted(error):
-                    raise
-            attempt = _store.wait(attempt, [self])
+        # A copy: on some versions a view cached in the array blocks the next donation.
+        self._check()
+        return exchange.patiently(lambda: exchange.look(self._cell, np.array, dtype), read=[self])
 
     def __reduce__(self) -> Any:
         return _unpickled, (np.array(self[...]), self.name)
@@ -357,7 +348,7 @@ def _check_not_tracing(ref: Any, doing: str) -> None:
 
 def _end(ref: Ref, how: str) -> jax.Array:
     site = user_site()
-    return _jax.wrap_keys(_store.end(ref, f"{how} at {site}" if site else how), ref._dtype)
+    return _jax.wrap_keys(exchange.end(ref, f"{how} at {site}" if site else how), ref._dtype)
 
 
 def _adopt(ref: Any, origin: Origin) -> Any:

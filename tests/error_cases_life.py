@@ -10,7 +10,9 @@ import numpy as np
 from jax import lax
 
 import refs
-from refs import _holders, _jax, _store, errors
+from refs import _jax, errors
+from refs._buffers import exchange, owners
+from refs.transforms._ways import prepare
 from tests.error_case import X, raises
 
 # --- The life of a ref ----------------------------------------------------------------------------
@@ -81,6 +83,7 @@ def use_of_a_ref_lost_in_a_call(r, i):
 
     consume._clear_cache = lambda: None  # as jax.jit's
     program.compiled = consume
+    prepare(program)
     try:
         step(ref)
     except MemoryError:
@@ -95,7 +98,7 @@ def use_of_a_ref_lost_in_a_call(r, i):
 )
 def use_of_a_ref_while_it_is_updated(r, i):
     ref = local()
-    _store.taken([ref], lambda lists, indices: ref[0])
+    exchange.exchange_one(ref._cell, lambda held: ref[0])
 
 
 @raises(
@@ -119,11 +122,8 @@ def use_of_a_ref_while_jax_does_something(r, i):
 )
 def write_in_a_callback_of_what_its_call_reads(r, i):
     ref = local()
-    with (
-        mock.patch.dict(_holders.reading, {0: [ref]}),
-        mock.patch.object(_jax, "is_callback_frame", return_value=True),
-    ):
-        ref[0] = 1
+    write = lambda held, seen: owners.called_back(ref.__setitem__, 0, 1)  # noqa: E731
+    exchange.exchange([], write, ([],), [ref._cell], [], calls_back=True)
 
 
 @raises(
@@ -150,7 +150,7 @@ def method_of_what_has_no_weak_references(r, i):
 )
 def import_without_the_lock(r, i):
     with mock.patch.object(sys, "_is_gil_enabled", create=True, return_value=False):
-        runpy.run_path(_store.__file__)
+        runpy.run_path(exchange.__file__)
 
 
 @raises(

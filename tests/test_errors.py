@@ -47,6 +47,13 @@ PACKAGE = Path(refs.__file__).parent
 # Some never reach a user.
 INTERNAL = {
     ("_ref.py", "raise AttributeError(name)"),
+    ("exchange.py", "raise Busy"),
+    ("exchange.py", "raise Busy from None"),
+    ("several.py", "raise Busy from None"),
+    ("_ways.py", "raise Busy"),
+    ("_ways.py", "raise Busy from None"),
+    ("_ways.py", "raise OtherRefs"),
+    ("_ways.py", "raise OtherRefs from None"),
     ("_dispatch.py", "raise OtherRefs"),
     ("_op_by_op.py", "raise TouchedError(ref)"),
     ("_by_jax.py", "raise TouchedError(x)"),

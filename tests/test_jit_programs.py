@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import refs
-from refs._signals import without_signals
+from refs._buffers.signals import without_signals
 from tests.processes import run_with_devices
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
+from refs._buffers.owners import called_back
 from refs._site import Site
 from refs._values import convert
 from refs._view import RefView
@@ -110,7 +111,7 @@ class Host:
                 view = RefView.tree_unflatten(part.structure, (None, *_take(in_indices, part)))
                 leaves.append(self._part(part, roots[part.ref], view._path, batch, copies))
         args, kwargs = self.tree.unflatten(leaves)
-        out = self.callback(*args, **kwargs)
+        out = called_back(self.callback, *args, **kwargs)
         for x, idx, copy in reversed(copies):
             x[idx] = copy
         if out is not None or results:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 from collections.abc import Sequence
-from operator import getitem
+from itertools import count, repeat, starmap
 from typing import Any
 
 import jax
@@ -13,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
-from refs._eager import is_ours, update_native
-from refs._together import alone, together
+from refs._buffers.handles import is_ours
+from refs._buffers.several import together
 from refs.callbacks._failure import Failure, raise_failure
 from refs.callbacks._host import Host
 from refs.callbacks._run import Plan
@@ -32,31 +33,28 @@ def call_now(host: Host, refs: Sequence[Any], operands: Sequence[Any]) -> list[A
     """Calls the host, at top level; the results."""
     plan = Plan.of(host, len(refs))
 
-    def body(state: list[Any], _: Any, lists: list[Any], indices: list[Any], leave: Any) -> Any:
-        calls_back = True  # noqa: F841  by which `refs._holders` knows us
-        # Programs may be reading the buffers still. One that is donated them comes after those;
-        # op by op there is none.
-        renew: Any = jnp.copy if _jax.is_jit_disabled() else _alone
-        old = map(getitem, lists, indices)
-        _ = [*map(list.__setitem__, lists, indices, map(renew, old))]
-        mine = map(getitem, lists, indices)
-        roots = [
-            _memory(next(mine)) if is_ours(r) else np.array(x)
-            for r, x in zip(refs, state, strict=True)
-        ]
-        results = _run(plan, refs, roots, operands)
-        new = [root for r, root in zip(refs, roots, strict=True) if is_ours(r)]
-        for buffers, k, root in zip(lists, indices, new, strict=True):
-            if not _is_on_host(buffers[k]):
-                buffers[k] = jax.device_put(root, buffers[k].sharding)
-        return results, roots
+    # Programs may be reading the buffers still. One that is donated them comes after those; op by
+    # op there is none, and what a handle of JAX's holds is not ours to donate.
+    jit = not _jax.is_jit_disabled()
+    renew: list[Any] = [_alone if jit and is_ours(ref) else jnp.copy for ref in refs]
 
-    alone(refs)
-    results, roots = together(refs, [], body, may_call_back=True)
-    for ref, root in zip(refs, roots, strict=True):
-        if not is_ours(ref):
-            update_native(ref, jnp.array(root))
-    return results
+    def call(held: list[Any], _: list[Any]) -> Any:
+        old = [*held]
+        new = starmap(operator.call, zip(renew, old, strict=True))
+        _ = [*map(list.__setitem__, repeat(held), count(), new)]
+        roots = [*map(_memory, held)]
+        try:
+            results = _run(plan, refs, roots, operands)
+        except BaseException:
+            for k in (k for k, ref in enumerate(refs) if not is_ours(ref)):
+                held[k] = old[k]
+            raise
+        for k, root in enumerate(roots):
+            if not _is_on_host(held[k]):
+                held[k] = jax.device_put(root, held[k].sharding)
+        return held, results
+
+    return together(refs, [], call, calls_back=True)
 
 
 def _run(plan: Plan, refs: Sequence[Any], roots: list[Any], operands: Sequence[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from refs import _jax
 from refs._access import check_ref, describe
-from refs._eager import sharding_of
+from refs._buffers.handles import sharding_of
 from refs._ref import Ref, new_ref
 from refs._site import user_site
 from refs._tracing import is_ref, one_name, ref_type, unique

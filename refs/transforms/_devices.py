@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from refs._access import describe
-from refs._eager import is_ours
+from refs._buffers.handles import is_ours
 from refs.errors import RefValueError
 
 

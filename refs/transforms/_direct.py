@@ -12,8 +12,8 @@ import jax
 
 from refs import _access, _jax
 from refs._access import describe
-from refs._eager import buffer_of, is_ours
-from refs._together import holding, replace
+from refs._buffers.handles import buffer_of, is_ours
+from refs._buffers.several import holding, replace
 from refs._tracing import NewRef, PartlyKnown, advised, is_ref, result_of, strip_refs
 from refs.callbacks._failure import failures_told
 from refs.discharge._op_by_op import OpByOp

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
 
-from refs import _jax, _store
+from refs import _jax
 from refs._access import check_ref
-from refs._eager import buffer_of, is_ours, sharding_of
+from refs._buffers.handles import buffer_of, is_ours, sharding_of
 from refs._ref import Ref
-from refs._store import get_token, look_at_all, picker
 from refs._tracing import Call, adopt, ref_type, result_of
 from refs.callbacks._held import calls_host, uncopied
 from refs.transforms._devices import devices_told
@@ -59,15 +59,10 @@ class Entry:
       transaction, name: the traced function.
       is_bare: whether the arguments are just the refs that are written, each once: then the
         compiled function takes the state only.
-      is_single: whether the written refs are just one.
       shardings: those of the written refs, None if all are on a single device.
-      is_warm: whether JAX has run the program before, and runs it again without its Python code.
       can_fail: whether the program can fail while it runs, and something would be lost then.
       copied: which of the written refs a call keeps copies of, if it can fail.
-      is_careful: whether a call goes through `run_carefully`: it can fail, or touches a handle of
-        JAX's.
-      layout: how the refs that a call writes lie in several stores; None if in one of their own.
-      is_special: whether it is careful, or has a layout.
+      is_careful: whether each call is a careful one: it can fail, or touches a handle of JAX's.
       is_direct: whether `rest` is the function's result as it stands.
       is_alone: whether the function has no other. `flatten` says so if the structure is another
         one, but takes its time: it prints the arguments.
@@ -75,7 +70,13 @@ class Entry:
       flatten: gives the leaves of arguments of this structure, or raises ValueError.
       written_of: gives the refs that a call with these leaves writes. Raises OtherRefs where refs
         are not the same ones, of one another and of those closed over, as in this program.
+      call: `call(entry, flat, args, kwargs)` calls it, with arguments that have the structure of
+        those that it is for; see `_ways`.
+      run: the same, with arguments that it is known to be for.
     """
+
+    call: Callable[..., Any]
+    run: Callable[..., Any]
 
     is_plain = False
 
@@ -89,21 +90,19 @@ class Entry:
         call: Call,
     ):
         self.transaction, self.name = transaction, name
-        self.static, self.is_alone, self.is_warm = static, True, False
+        self.static, self.is_alone = static, True
         self.ref_places, self.in_tree = call.ref_places, call.tree
         t, self.out_tree = transaction, transaction.traced.out_tree
         for ref in t.program.refs:
             check_ref(ref, "call")
         self.effectful_jaxpr, self.flatten = t.traced.jaxpr, call.tree.flatten_up_to
         self._place(call, donated)
-        self._tokens = self._pick = None
         written, read = t.refs(t.written, call.refs), t.refs(t.read, call.refs)
         self.can_fail = _jax.can_fail(t.traced.jaxpr) if written else calls_host(t.traced.jaxpr)
         self.copied = self._copied(written) if self.can_fail else []
         self.is_careful = self.can_fail or not all(map(is_ours, (*written, *read)))
-        self.is_single = len(written) == 1
-        self.layout, self.is_special = None, self.is_careful
-        self.shardings = _store.shardings_of(written) if not self.is_careful else None
+        shardings = [sharding_of(r) for r in written]
+        self.shardings = shardings if any(s is not None for s in shardings) else None
         self.is_direct = (
             options.out_shardings is None
             and all(m is None for m in t.traced.out_leaves)
@@ -245,80 +244,33 @@ class Entry:
         """The refs that a call with these leaves touches."""
         return [*self.written_of(flat), *self.read_of(flat)]
 
-    def gather(self, flat: list[Any]) -> None:
-        """Brings the refs of a call together, where that makes it fast."""
-        self.layout = _store.gather(self.written_of(flat))
-        self.is_special = self.is_careful or self.layout is not None
-        if self.reads:
-            read = self.read_of(flat)
-            if all(r._store.size == 1 for r in read):
-                _store.gather(read)
-            self._tokens, self._pick = _store.picker_of(read)
-
-    def look(self, flat: list[Any], looking: list[Any]) -> Any:
-        """What the refs hold that a call only reads, all at one moment; else an IndexError.
-
-        The call is a reader of their stores now, and `looking` gets the lists that it is in.
-        """
-        read = self.read_of(flat)
-        if [*map(get_token, read)] == self._tokens:
-            store = read[0]._store
-            looking += (store.readers,)
-            store.readers += (None,)
-            return [*self._pick(store.box[0])]  # type: ignore[misc]
-        return look_at_all(read, looking)
-
     def fits(self, call: Call) -> bool:
         """Whether refs of a call are the same ones, of one another and of those closed over."""
         t = self.transaction
         return self.ref_places == call.ref_places and t.links == links_of(call.refs, t.program.refs)
 
-    def may_repeat(self, flat: list[Any]) -> bool:
-        """Whether a careful call's refs are such as this entry is for, by all but their types.
+    def check_known(self, flat: list[Any]) -> None:
+        """That a careful call's refs are such as this entry is for, by all but their types.
 
         Those the compiled function compares; but one ref in two places it would be donated twice.
         Handles of JAX's own are left to `Programs.settle`.
 
         Raises:
-          OtherRefs: as `written_of`.
+          OtherRefs: if they are not.
         """
-        if not self.is_warm:
-            return False
         refs = self.refs_of(flat)
-        return len({*map(id, refs)}) == len(refs) and all(
+        if len({*map(id, refs)}) < len(refs) or not all(
             type(r) is Ref and r._end is None and r._sharding is None for r in refs
-        )
+        ):
+            raise OtherRefs
 
-    def may_run_again(
-        self,
-        error: BaseException,
-        written: Sequence[Any],
-        state: Sequence[Any],
-        operands: Sequence[Any] | None,
-    ) -> bool:
-        """What a call that failed is to do, all of its refs being back: begin again, or raise.
-
-        `operands` are those beside the state, None if the program wasn't called yet.
-        """
-        if operands is None:  # What it reads is taken by another thread, or it has other arguments.
-            return isinstance(error, IndexError | AttributeError)
-        if isinstance(error, OtherTypes):
-            return True
-        if _jax.is_about_deleted(error):
-            # Another thread's call came between, or a value is lost, which is said next time.
-            read = operands[0][0] if operands else ()
-            return any(x is None or x.is_deleted() for x in (*state, *read))
-        self.note_failure(error, written)
-        return False
-
-    def note_failure(self, error: BaseException, written: Sequence[Any]) -> None:
+    def note_failure(self, error: str, written: Sequence[Any]) -> None:
         """What is to be done when a call has failed, all of its refs being back."""
         # JAX would call a function that has failed at its first run the slow way ever after.
         _jax.forget_fast_path(self.compiled)
-        self.is_warm = False
         for ref in written:
             if is_ours(ref):
-                ref._note_loss(f" in a call of `{self.name}` that failed with {error!r:.200}")
+                ref._note_loss(f" in a call of `{self.name}` that failed with {error:.200}")
 
     def operands(self, flat: list[Any], state: list[Any], constants: list[Any]) -> tuple[Any, ...]:
         """What the compiled function takes, for a call with these leaves."""
@@ -385,6 +337,16 @@ class Entry:
             [shape_of(a, is_ref=True) for a in inputs],
             [shape_of(a, is_ref=True) for a in avals[n_arrays:]],
         )
+
+
+def picker(places: Sequence[int]) -> Callable[[Any], Any]:
+    """A function that picks what stands at these places of a list: a list or a tuple."""
+    places = list(places)
+    if not places:
+        return lambda flat: ()
+    if places == list(range(places[0], places[-1] + 1)):
+        return itemgetter(slice(places[0], places[-1] + 1))
+    return itemgetter(*places)
 
 
 def _is_like(x: Any, kind: Any) -> bool:

@@ -42,7 +42,7 @@ class Plain:
         to be traced anew it raises `OtherTypes`: with other types of arguments it may touch refs.
     """
 
-    is_plain = is_special = True
+    is_plain = True
 
     def __init__(
         self,
@@ -79,9 +79,15 @@ class Plain:
         self._bare = jax.jit(traced, **static_ones)
         self.compiled = jax.jit(traced, **static_ones, **keywords)
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    @staticmethod
+    def call(form: Plain, flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of what the function has been traced for."""
+        return form.compiled(*args, **kwargs)
+
+    @staticmethod
+    def run(form: Plain, flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call, whether or not the function has been traced for it."""
-        return self._ask(self.compiled, args, kwargs)
+        return form._ask(form.compiled, args, kwargs)
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The trace as JAX gives it, with all of the user's keywords."""

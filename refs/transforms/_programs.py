@@ -13,19 +13,20 @@ import jax
 
 from refs import _jax
 from refs._access import check_ref
-from refs._eager import is_ours, sharding_of
+from refs._buffers.handles import is_ours, sharding_of
 from refs._ref import Ref
 from refs._tracing import Call, Trace, is_ref, ref_type
 from refs._weak import WeakMemo
 from refs.errors import RefStateError, RefTypeError
 from refs.transforms._calls import in_transaction
-from refs.transforms._dispatch import NoEntry, dispatcher, run_carefully
+from refs.transforms._dispatch import NoForm, dispatcher
 from refs.transforms._entry import Entry, Options
 from refs.transforms._nested import call_inside
 from refs.transforms._plain import Held, Plain
 from refs.transforms._signature import NO_STATIC, Choice, Static, type_of
 from refs.transforms._stages import Lowered, Traced
 from refs.transforms._transaction import Transaction
+from refs.transforms._ways import carefully, prepare
 
 
 def compiled(
@@ -167,9 +168,9 @@ class Programs:
         """The entry for arguments that there was a call with before, and their leaves."""
         flat, tree = jax.tree.flatten((args, kwargs))
         try:
-            return self._quick.get(_quick_key(static, tree, flat)) or NoEntry, flat
+            return self._quick.get(_quick_key(static, tree, flat)) or NoForm, flat
         except (TypeError, OverflowError):  # something that is no array
-            return NoEntry, flat
+            return NoForm, flat
 
     def settle(self, static: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
         """The entry for any arguments, made if need be, and its refs ready to be taken."""
@@ -182,8 +183,6 @@ class Programs:
         for ref in entry.refs_of(call.flat):
             check_ref(ref, "call")  # those closed over, too
         entry.compile_ahead(call.flat)
-        if not entry.is_careful:
-            entry.gather(call.flat)
         return entry, call.flat
 
     def call_otherwise(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -197,9 +196,9 @@ class Programs:
         if _jax.at_top_level():
             entry = self._entry(static, call)
             if entry.is_plain:
-                return entry.run(args, kwargs)
+                return entry.run(entry, call.flat, args, kwargs)
             entry.compile_ahead(call.flat)
-            return run_carefully(entry, call.flat, is_debugging=_jax.looks_for_nans())
+            return carefully(entry, call.flat, is_debugging=_jax.looks_for_nans())
         if not call.refs:
             key = self._key(static, call)
             known = (e for e in self._entries.get(key, ()) if e.is_plain)
@@ -211,7 +210,7 @@ class Programs:
                 elif not plain.captured:
                     plain = self._add(key, call, plain)
             if not plain.returns_refs:
-                return plain.run(args, kwargs)
+                return plain.run(plain, call.flat, args, kwargs)
 
         def inside(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
             given = call._replace(refs=[*refs], leaves=[*leaves])
@@ -271,7 +270,9 @@ class Programs:
             transaction = Transaction(traced, ())
         name = getattr(self._fun, "__name__", "function")
         donated = self._donated(static or NO_STATIC, call)
-        return Entry(transaction, name, static, donated, self._options, call)
+        entry = Entry(transaction, name, static, donated, self._options, call)
+        prepare(entry)
+        return entry
 
     def _plain(self, static: Static | None, call: Call) -> Plain:
         keywords = self._donate.keywords("donate") | self._options._asdict()

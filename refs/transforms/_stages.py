@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from refs.errors import RefTypeError
-from refs.transforms._dispatch import run_carefully
+from refs.transforms._ways import carefully
 
 _Known = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, list[Any]]"]
 
@@ -101,4 +101,4 @@ class Compiled(_Stage):
                 "among its refs, than it was compiled for, or with static ones, which it has "
                 "already"
             )
-        return run_carefully(entry, flat, self._of_jax)
+        return carefully(entry, flat, self._of_jax)

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import jax
 
 from refs import _access, _jax
+from refs._buffers.several import replaced
 from refs._effects import Touch
 from refs._ref import new_ref
-from refs._together import replaced
 from refs._tracing import (
     NewRef,
     Trace,

@@ -264,14 +264,14 @@ def test_what_is_written_stays_the_writers():
 EXIT = """
 import sys, types
 early = sys.modules["early"] = types.ModuleType("early")
-import refs, refs._store
+import refs, refs._buffers.exchange
 a, b = early.kept = refs.new_ref(0.0), refs.new_ref(1.0)
 @refs.jit
 def step():
     a[...] += 1
     b[...] += 1
 step()
-sys.kept = early, refs._store
+sys.kept = early, refs._buffers.exchange
 """
 
 

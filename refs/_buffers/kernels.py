@@ -16,34 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from refs import _jax, _store
+from refs import _jax
+from refs._buffers.exchange import Busy, exchange_one, look, patiently
+from refs._buffers.handles import buffer_of, is_ours, sharding_of, update_native
 from refs._indexing import Index
-from refs._sharded import layout
 from refs._values import fit, is_enabled
-
-# ---------------------------------------------------------------------------------------------
-# What a handle holds
-
-
-def is_ours(ref: Any) -> bool:
-    """True for a handle of ours, False for one of JAX's."""
-    return hasattr(ref, "_store")
-
-
-def buffer_of(ref: Any) -> jax.Array:
-    """The array that a concrete handle, ours or JAX's, holds now: bits, for PRNG keys."""
-    return ref._buffer() if is_ours(ref) else _jax.unwrap_keys(ref._refs._buf)
-
-
-def update_native(ref: Any, buffer: Any) -> None:
-    """Makes `buffer`, which nobody else may hold, the array of one of JAX's own handles."""
-    ref._refs._buf = _jax.wrap_keys(_jax.commit(buffer), ref.dtype)
-
-
-def sharding_of(ref: Any) -> Any:
-    """How what the handle holds is laid out over a mesh, None without one."""
-    return ref._sharding if is_ours(ref) else layout(buffer_of(ref).sharding)
-
 
 # ---------------------------------------------------------------------------------------------
 # The long way: any index
@@ -56,48 +33,40 @@ def read(ref: Any, index: Index, out_sharding: Any = None) -> jax.Array:
 
 
 def update(ref: Any, index: Index, method: str, operand: Any) -> None:
-    """`ref.at[index].<method>(operand)`; a `set` may be wanted for what it overwrites."""
+    """`ref.at[index].<method>(operand)`."""
     skeleton, operands = index.split()
-    kernel = updater(ref, method, skeleton)
-    if is_ours(ref):
-        _store.update(ref, kernel, operands, operand)
-    else:
-        update_native(ref, kernel(buffer_of(ref), operands, operand))
+    _update(ref, updater(ref, method, skeleton), operands, operand)
 
 
 def swap(ref: Any, index: Index, value: Any) -> jax.Array:
     """Overwrites the indexed part and returns what stood there; nothing comes between."""
     skeleton, operands = index.split()
-    kernel, read_kernel = updater(ref, "set", skeleton), reader(skeleton, ref.dtype)
-    if is_ours(ref):
-        return _store.update(ref, kernel, operands, value, reader=read_kernel)
-    old = read_kernel(buffer_of(ref), operands)
-    update_native(ref, kernel(buffer_of(ref), operands, value))
-    return old
+    old = _update(ref, updater(ref, "swap", skeleton), operands, value)
+    return _jax.wrap_keys(old, ref.dtype)
+
+
+def _update(ref: Any, kernel: Callable[..., Any], *operands: Any) -> Any:
+    """Gives a ref the buffer that the kernel makes of its own, which is donated."""
+    if not is_ours(ref):
+        [[buffer], rest] = kernel([buffer_of(ref)], *operands)
+        update_native(ref, buffer)
+        return rest
+    try:
+        return exchange_one(ref._cell, kernel, *operands)
+    except Busy:
+        return patiently(lambda: exchange_one(ref._cell, kernel, *operands), [ref])
 
 
 def _read(ref: Any, kernel: Callable[..., jax.Array], operands: Any) -> jax.Array:
     if not is_ours(ref):
         return kernel(buffer_of(ref), operands)
-    attempt = 0
-    buffer: Any = None
-    while True:
-        store, index = ref._store, ref._index
-        box, looking = store.box, (store.readers,)
-        store.readers += (None,)
-        try:
-            buffer = box[0][index] if box else None
-            found = kernel(buffer, operands) if buffer is not None else None
-            if found is not None:
-                return found
-        except (RuntimeError, ValueError) as error:
-            if buffer is None or not (_jax.is_about_deleted(error) and buffer.is_deleted()):
-                raise
-            ref._check()  # If it isn't lost, JAX's own call of another thread has come between.
-        finally:
-            del store.readers[-1]
-            looking = None  # noqa: F841
-        attempt = _store.wait(attempt, [ref])
+    try:
+        return look(ref._cell, kernel, operands)
+    except Busy:
+        return patiently(lambda: look(ref._cell, kernel, operands), read=[ref])
+    except (RuntimeError, ValueError):
+        ref._check()  # says so if the value was lost
+        raise
 
 
 @functools.lru_cache(maxsize=4096)
@@ -114,7 +83,9 @@ def reader(skeleton: Index, dtype: Any, out_sharding: Any = None) -> Callable[..
 
 
 def updater(ref: Any, method: str, skeleton: Index) -> Callable[..., jax.Array]:
-    """The kernel that takes a ref's buffer, donated, the rest of an index, and an operand.
+    """The kernel that takes a ref's buffer, in a list, the rest of an index, and an operand.
+
+    The buffer is donated. It gives the new one, in a list, and of a `swap` what was there before.
 
     Where JAX looks for NaNs it would run it again: then nothing is donated.
     """
@@ -126,19 +97,23 @@ def updater(ref: Any, method: str, skeleton: Index) -> Callable[..., jax.Array]:
 def _updater(
     method: str, skeleton: Index, sharding: Any, dtype: Any, jit: bool, is_donated: bool
 ) -> Callable[..., jax.Array]:
-    def update_kernel(x: jax.Array, operands: list[Any], value: Any) -> jax.Array:
-        old = _jax.wrap_keys(x, dtype)
-        return _jax.unwrap_keys(skeleton.join(operands).update(old, method, value))
+    def update_kernel(held: list[Any], operands: list[Any], value: Any) -> Any:
+        index, old = skeleton.join(operands), _jax.wrap_keys(held[0], dtype)
+        part = _jax.unwrap_keys(index.read(old)) if method == "swap" else None
+        new = index.update(old, "set" if method == "swap" else method, value)
+        return [_jax.unwrap_keys(new)], part
 
-    def op_by_op(x: jax.Array, operands: list[Any], value: Any) -> jax.Array:
+    def op_by_op(held: list[Any], operands: list[Any], value: Any) -> Any:
         # It may be the very array that it was given, and lie where the value did.
-        new = jnp.copy(update_kernel(x, operands, value))
-        return jax.device_put(new, x.sharding) if x.committed else new
+        [x], part = update_kernel(held, operands, value)
+        new = jnp.copy(x)
+        return [jax.device_put(new, held[0].sharding) if held[0].committed else new], part
 
     if not jit:
         return op_by_op
     donated = 0 if is_donated else ()
-    return jax.jit(update_kernel, donate_argnums=donated, keep_unused=True, out_shardings=sharding)
+    shardings = None if sharding is None else (sharding, None)
+    return jax.jit(update_kernel, donate_argnums=donated, keep_unused=True, out_shardings=shardings)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -170,7 +145,7 @@ def try_update(ref: Any, idx: Any, method: str, value: Any) -> bool:
     elif kind is not float or ref._dtype != np.float32:
         return False
     try:
-        _store.update(ref, kernel, operands, value)
+        _update(ref, kernel, operands, value)
     except (RuntimeError, ValueError):
         ref._check()  # says so if the value was lost
         raise
@@ -267,8 +242,9 @@ def _quick_updater(
 ) -> tuple[Callable[..., jax.Array], tuple[int, ...]]:
     skeleton = skeleton_of(shape, kinds)
 
-    def update_kernel(x: jax.Array, numbers: Any, value: Any) -> jax.Array:
+    def update_kernel(held: list[Any], numbers: Any, value: Any) -> Any:
+        [x] = held
         value = fit(value, skeleton.result_shape, x.dtype)
-        return skeleton.join(list(numbers)).update(x, method, value)
+        return [skeleton.join(list(numbers)).update(x, method, value)], None
 
     return jax.jit(update_kernel, donate_argnums=0, keep_unused=True), skeleton.result_shape

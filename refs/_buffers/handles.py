@@ -1,0 +1,30 @@
+"""What concrete handles hold, ours and JAX's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from refs import _jax
+from refs._sharded import layout
+
+
+def is_ours(ref: Any) -> bool:
+    """True for a handle of ours, False for one of JAX's."""
+    return hasattr(ref, "_cell")
+
+
+def buffer_of(ref: Any) -> jax.Array:
+    """The array that a concrete handle, ours or JAX's, holds now: bits, for PRNG keys."""
+    return ref._buffer() if is_ours(ref) else _jax.unwrap_keys(ref._refs._buf)
+
+
+def update_native(ref: Any, buffer: Any) -> None:
+    """Makes `buffer`, which nobody else may hold, the array of one of JAX's own handles."""
+    ref._refs._buf = _jax.wrap_keys(_jax.commit(buffer), ref.dtype)
+
+
+def sharding_of(ref: Any) -> Any:
+    """How what the handle holds is laid out over a mesh, None without one."""
+    return ref._sharding if is_ours(ref) else layout(buffer_of(ref).sharding)

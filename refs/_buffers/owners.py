@@ -1,0 +1,143 @@
+"""Who has the buffers of a ref, or reads them: and whether waiting for that could ever end.
+
+Each exchange of buffers (see `exchange.py`) that is under way has a record. Those of a thread are a
+list, the outermost first: a signal's handler, a finalizer or a callback begins one on top of one.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from types import FrameType
+from typing import Any, NamedTuple
+
+from refs import _jax
+from refs.errors import RefStateError
+
+# What holds a ref's buffer, or nothing while that is taken.
+Cell = list[Any]
+
+
+class Record(NamedTuple):
+    """An exchange.
+
+    Attributes:
+      cells: those that it takes.
+      shown: those that it reads. Their buffers stay where they are, for others to read.
+      calls_back: whether it runs Python code of users', which may wait for others. Nobody waits
+        for such a one to have read: XLA does, before it writes to what a program reads.
+    """
+
+    cells: Sequence[Cell]
+    shown: Sequence[Cell]
+    calls_back: bool
+
+    def takes(self, cell: Cell) -> bool:
+        return any(c is cell for c in self.cells)
+
+    def reads(self, cell: Cell) -> bool:
+        return any(c is cell for c in self.shown)
+
+
+class _OfThread(threading.local):
+    """The records of the thread that asks, in what is made faster: tuples, or the only cell."""
+
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+        _of_threads[threading.get_ident()] = self.records
+
+
+_of_threads: dict[int, list[Any]] = {}
+mine = _OfThread()
+
+# An item for each exchange that reads: whoever takes buffers looks for them only if there are any.
+readers: list[None] = []
+
+
+def _all_records() -> Iterator[Record]:
+    return chain.from_iterable(map(_told, [*_of_threads.values()]))
+
+
+def _told(records: list[Any]) -> list[Record]:
+    return [Record((r,), (), False) if type(r) is list else Record(*r) for r in [*records]]
+
+
+def are_left(cells: Sequence[Cell]) -> bool:
+    """Whether nobody reads any more what was taken from these cells: that takes a moment.
+
+    No new readers come, for the cells are empty, and those that there are wait for nothing. But it
+    would last for ever if one was interrupted by this very thread, or if this is a callback of it.
+    """
+    until = time.monotonic() + 0.1
+    while True:
+        reading = [r for r in _all_records() if any(map(r.reads, cells))]
+        if not reading or (all(r.calls_back for r in reading) and not _is_callback()):
+            return True
+        if time.monotonic() > until or all(r.calls_back for r in reading):
+            return False
+        time.sleep(0)
+
+
+def check_may_wait(ref: Any) -> None:
+    """Refuses to wait for a call that waits for us.
+
+    Raises:
+      RefStateError: if the ref is in the hands of what this thread is in, and an interrupt or a
+        callback came on top of, or if this is a callback and the ref is in those of a call with
+        callbacks.
+    """
+    cell = ref._cell
+    doing, has = ("reading", Record.reads) if cell else ("updating", Record.takes)
+    if any(has(r, cell) for r in _told(mine.records)):
+        who = "a callback of that call" if _is_callback() else "code that interrupted that call"
+    elif _is_callback() and any(r.calls_back and has(r, cell) for r in _all_records()):
+        who = "a callback"
+    else:
+        return
+    raise RefStateError(
+        f"use of {ref._aval.origin.describe()}, which a call is {doing} right now, by {who}: the "
+        "call can't end before this does. Pass it as an argument of `refs.io_callback`, which is "
+        "given its memory, or use it when the call has returned"
+    )
+
+
+def check_not_read(refs: Iterable[Any]) -> None:
+    """Refuses a callback to write what the program that it belongs to reads.
+
+    Raises:
+      RefStateError: if one of the refs is read by a running program, and this is a callback.
+    """
+    for ref in refs if readers else ():
+        if any(r.calls_back and r.reads(ref._cell) for r in _all_records()) and _is_callback():
+            raise RefStateError(
+                f"write to {ref._aval.origin.describe()} by a callback, while a call with "
+                "callbacks reads it: it would wait for that call, and the call for this. Return "
+                "the new value from the callback, or write it when the call has returned"
+            )
+
+
+# Among the records of a thread: from here on a running program has called back.
+_CALLBACK = Record((), (), False)
+
+
+def called_back(callback: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`callback(*args, **kwargs)`, a function of users' that a running program calls."""
+    records = mine.records
+    try:
+        records += (_CALLBACK,)
+        return callback(*args, **kwargs)
+    finally:
+        del records[-1]
+
+
+def _is_callback() -> bool:
+    """Whether this is code that a running program, JAX's or ours, has called."""
+    if any(r is _CALLBACK for r in mine.records):
+        return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _jax.is_callback_frame(frame):
+        frame = frame.f_back
+    return frame is not None
