@@ -82,7 +82,7 @@ def use_of_a_ref_lost_in_a_call(r, i):
         raise MemoryError("on purpose")
 
     consume._clear_cache = lambda: None  # as jax.jit's
-    program.compiled = consume
+    program.executable.compiled = consume
     prepare(program)
     try:
         step(ref)

@@ -57,7 +57,8 @@ LAYERS = [
     ["inplace"],
     ["transforms._signature", "transforms._devices", "transforms.in_place"],
     ["transforms._transaction"],
-    ["transforms._calls", "transforms._inputs"],
+    ["transforms._calls", "transforms._inputs", "transforms._arguments"],
+    ["transforms._executable"],
     [
         "transforms._entry",
         "transforms._differentiable",

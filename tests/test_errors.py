@@ -60,8 +60,8 @@ INTERNAL = {
     ("vmap.py", "raise error from None"),  # JAX's own
     ("vmap.py", "raise refused"),  # JAX has refused it before.
     ("_dispatch.py", "raise ValueError"),
-    ("_entry.py", "raise OtherRefs"),
-    ("_entry.py", "raise OtherTypes"),
+    ("_arguments.py", "raise OtherRefs"),
+    ("_executable.py", "raise OtherTypes"),
     ("_plain.py", "raise OtherTypes"),
     ("_device.py", "raise passed_on(error, plan, ()) from error"),
     ("_primitives.py", "raise passed_on(error, plan, roots) from error"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from refs import _jax
 from refs._buffers.exchange import Busy, wait
-from refs.transforms._entry import OtherRefs
+from refs.transforms._arguments import OtherRefs
 from refs.transforms._ways import AGAIN
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
             try:
                 result = form.run(form, flat, args, kwargs)
             except Busy:
-                attempt = wait(attempt, form.written_of(flat), form.read_of(flat))
+                arguments = form.arguments
+                attempt = wait(attempt, arguments.written_of(flat), arguments.read_of(flat))
             except AGAIN:
                 misses += 1
                 if misses > 3:

@@ -17,7 +17,7 @@ from refs._tracing import Call, is_ref, result_of, strip_refs
 from refs.transforms._signature import Static, shardings_of_arguments, shardings_of_result
 
 if TYPE_CHECKING:
-    from refs.transforms._entry import Options
+    from refs.transforms._executable import Options
 
 
 def call_over_arrays(

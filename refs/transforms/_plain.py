@@ -18,7 +18,7 @@ from refs import _jax
 from refs._effects import Touch, uses_refs
 from refs._tracing import Trace, advised, is_ref, strip_refs
 from refs.callbacks._held import calls_host
-from refs.transforms._entry import OtherTypes
+from refs.transforms._executable import OtherTypes
 from refs.transforms._signature import Choice
 from refs.transforms._transaction import Transaction
 from refs.transforms.in_place import call_in_place

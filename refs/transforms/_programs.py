@@ -20,7 +20,8 @@ from refs._weak import WeakMemo
 from refs.errors import RefStateError, RefTypeError
 from refs.transforms._calls import in_transaction
 from refs.transforms._dispatch import NoForm, dispatcher
-from refs.transforms._entry import Entry, Options
+from refs.transforms._entry import Entry
+from refs.transforms._executable import Options
 from refs.transforms._nested import call_inside
 from refs.transforms._plain import Held, Plain
 from refs.transforms._signature import NO_STATIC, Choice, Static, type_of
@@ -180,7 +181,7 @@ class Programs:
         self._quick[key] = entry if self._quick.get(key, entry) is entry else None
         if entry.is_plain:
             return entry, call.flat
-        for ref in entry.refs_of(call.flat):
+        for ref in entry.arguments.refs_of(call.flat):
             check_ref(ref, "call")  # those closed over, too
         entry.compile_ahead(call.flat)
         return entry, call.flat

@@ -19,7 +19,9 @@ from refs._buffers.exchange import Busy, exchange, exchange_one
 from refs._buffers.several import together
 from refs._buffers.signals import without_signals
 from refs.callbacks._failure import failure_of, raise_failure
-from refs.transforms._entry import Entry, OtherRefs, OtherTypes
+from refs.transforms._arguments import OtherRefs
+from refs.transforms._entry import Entry
+from refs.transforms._executable import OtherTypes
 
 # What a call raises that is to be made again: of a program of its own, or when all is free.
 AGAIN = (Busy, OtherRefs, OtherTypes)
@@ -55,19 +57,20 @@ def _careful(entry: Entry, flat: list[Any], args: Any, kwargs: Any) -> Any:
 
 
 def _careful_if_known(entry: Entry, flat: list[Any], args: Any, kwargs: Any) -> Any:
-    entry.check_known(flat)
+    entry.arguments.check_alike(flat)
     return carefully(entry, flat)
 
 
 def _quickly(entry: Entry) -> Callable[..., Any]:
     """The way for programs that can't fail while they run, over refs of ours."""
-    is_one = len(entry.transaction.written) == 1 and not entry.reads and entry.shardings is None
-    return _over_one(entry) if is_one else _over_several(entry)
+    is_one = len(entry.transaction.written) == 1 and not entry.arguments.reads
+    return _over_one(entry) if is_one and entry.shardings is None else _over_several(entry)
 
 
 def _over_one(entry: Entry) -> Callable[..., Any]:
-    compiled, is_bare, is_direct = entry.compiled, entry.is_bare, entry.is_direct
-    written_of, kept_of, donated_of = entry.written_of, entry.kept_of, entry.donated_of
+    arguments, compiled, is_direct = entry.arguments, entry.executable.compiled, entry.is_direct
+    is_bare, written_of = arguments.is_bare, arguments.written_of
+    kept_of, donated_of = arguments.kept_of, arguments.donated_of
 
     def call(entry: Entry, flat: list[Any], args: Any, kwargs: Any) -> Any:
         try:
@@ -88,14 +91,10 @@ def _over_one(entry: Entry) -> Callable[..., Any]:
 
 
 def _over_several(entry: Entry) -> Callable[..., Any]:
-    compiled, is_bare, is_direct, reads = (
-        entry.compiled,
-        entry.is_bare,
-        entry.is_direct,
-        entry.reads,
-    )
-    written_of, read_of = entry.written_of, entry.read_of
-    kept_of, donated_of, shardings = entry.kept_of, entry.donated_of, entry.shardings
+    arguments, compiled, is_direct = entry.arguments, entry.executable.compiled, entry.is_direct
+    is_bare, written_of = arguments.is_bare, arguments.written_of
+    reads, read_of = arguments.reads, arguments.read_of
+    kept_of, donated_of, shardings = arguments.kept_of, arguments.donated_of, entry.shardings
     get_cell = _get_device_cell if shardings is None else _get_cell
 
     def call(entry: Entry, flat: list[Any], args: Any, kwargs: Any) -> Any:
@@ -132,10 +131,10 @@ def has_failed(entry: Entry, error: BaseException, flat: list[Any]) -> None:
     """
     if isinstance(error, AGAIN):
         return
-    lost = (x.is_deleted() for ref in entry.refs_of(flat) for x in [*ref._cell])
+    lost = (x.is_deleted() for ref in entry.arguments.refs_of(flat) for x in [*ref._cell])
     if _jax.is_about_deleted(error) and any(lost):
         raise Busy from None
-    entry.note_failure(repr(error), entry.written_of(flat))
+    entry.note_failure(repr(error), entry.arguments.written_of(flat))
     prepare(entry)
 
 
@@ -147,8 +146,9 @@ def carefully(
     XLA consumes what is donated even if the program then fails, so we keep copies. While one looks
     for NaNs, JAX runs a program that has made some a second time: then nothing is donated.
     """
-    compiled = compiled or (entry.compiled_kept if is_debugging else entry.compiled)
-    written, read = entry.written_of(flat), [*entry.read_of(flat)]
+    executable = entry.executable
+    compiled = compiled or (executable.compiled_kept if is_debugging else executable.compiled)
+    written, read = entry.arguments.written_of(flat), [*entry.arguments.read_of(flat)]
     kept = [] if is_debugging else entry.copied
 
     failed: list[str] = []  # not the error: it would hold itself, and the refs
@@ -159,7 +159,7 @@ def carefully(
         olds, results = [*held], []  # type: ignore[var-annotated]
         for k, copy in zip(kept, _copies([held[k] for k in kept]) if kept else (), strict=True):
             olds[k] = copy
-        operands = entry.operands(flat, held, seen)
+        operands = executable.operands(flat, held, seen)
         try:
             results += starmap(compiled, (operands,))
             held[:] = results[0][0]

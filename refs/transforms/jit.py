@@ -7,7 +7,7 @@ from typing import Any, Unpack, overload
 
 import jax
 
-from refs.transforms._entry import Options
+from refs.transforms._executable import Options
 from refs.transforms._jitted import Jitted, Keywords, P, R_co
 from refs.transforms._programs import compiled
 from refs.transforms._signature import Choice, check_callable

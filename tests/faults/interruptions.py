@@ -193,7 +193,6 @@ LOOKOUTS = [
     # In 3.11 a loop's condition jumps back, too.
     or (name.removeprefix("POP_").startswith("JUMP_BACKWARD") and "NO_INTERRUPT" not in name)
 ]
-assert (3, 11) <= sys.version_info < (3, 14), "where does this interpreter handle signals?"
 
 
 @functools.cache

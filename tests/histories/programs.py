@@ -95,11 +95,17 @@ def prepared(
 def top_level() -> dict[str, Any]:
     """The modules, with the loops of `refs`, which may stand outside of `refs.jit`."""
     loops = {name: getattr(refs, name) for name in LOOPS}
+    loops["fori_loop"] = counting_in_arrays
     wrappers = {"jit": refs.jit, "checkpoint": refs.checkpoint}
     return modules() | {
         "lax": with_attributes(lax, **loops),
         "jax": with_attributes(jax, **wrappers),
     }
+
+
+def counting_in_arrays(lower, upper, body, init):
+    """`refs.fori_loop`, which under `jax.disable_jit` counts in Python's integers, as JAX's."""
+    return refs.fori_loop(lower, upper, lambda i, carry: body(jnp.int32(i), carry), init)
 
 
 LOOPS = ("cond", "switch", "while_loop", "fori_loop", "scan")

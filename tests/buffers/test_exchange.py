@@ -1,0 +1,358 @@
+"""The room where buffers change hands, by itself: cells of anything, and calls that are Python."""
+
+import gc
+import threading
+import time
+
+import jax.numpy as jnp
+import pytest
+
+import refs
+from refs._buffers.exchange import Busy, end, exchange, exchange_one, look, patiently, peek
+from refs._buffers.owners import called_back, mine, readers
+from refs.errors import RefStateError
+from tests.faults.harness import side_by_side, within_limit
+from tests.faults.interruptions import at_place, places
+
+OLD, NEW = "abc", "xyz"
+
+
+def cells():
+    return [[x] for x in OLD]
+
+
+def renew(held, *_):
+    return [*NEW], "rest"
+
+
+def one_by_one(taken, call, operands=()):
+    """As `exchange`, with a cell in each."""
+    return [
+        exchange_one(cell, lambda held, *_, k=k: ([call(held)[0][k]], "rest"), *operands)
+        for k, cell in enumerate(taken)
+    ][-1]
+
+
+BOTH = pytest.mark.parametrize("trade", [exchange, one_by_one])
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """However an exchange ends, nobody is noted for it."""
+    yield
+    assert not mine.records
+    assert not readers
+
+
+# --- What is exchanged ----------------------------------------------------------------------------
+
+
+@BOTH
+def test_cells_get_what_the_call_gives(trade):
+    taken = cells()
+    assert trade(taken, renew) == "rest"
+    assert taken == [["x"], ["y"], ["z"]]
+
+
+def test_the_call_is_given_what_was_taken_and_the_operands():
+    seen = []
+
+    def call(held, *operands):
+        return held, ([*held], *operands)
+
+    assert exchange(cells(), call, (seen, 1, 2), [["r"], ["s"]], seen) == (
+        [*OLD],
+        ["r", "s"],
+        1,
+        2,
+    )
+    assert exchange_one(["a"], call, 1, 2) == (["a"], 1, 2)
+
+
+def test_cells_are_empty_meanwhile_and_those_that_are_read_are_not():
+    taken, shown = cells(), [["r"]]
+
+    def call(held, seen):
+        assert not any(taken)
+        assert shown == [["r"]]
+        return held, None
+
+    exchange(taken, call, (seen := [],), shown, seen)
+    cell = ["a"]
+    assert exchange_one(cell, lambda held: (held, [*cell])) == []
+    assert cell == ["a"]
+
+
+def test_no_cells_at_all():
+    assert exchange([], lambda held: ([], "rest")) == "rest"
+
+
+# --- Where something is amiss ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("empty", range(3))
+def test_an_empty_cell(empty):
+    taken = cells()
+    taken[empty].clear()
+    with pytest.raises(Busy):
+        exchange(taken, pytest.fail)
+    assert taken == [[] if k == empty else [x] for k, x in enumerate(OLD)]
+    with pytest.raises(Busy):
+        exchange_one(taken[empty], pytest.fail)
+    with pytest.raises(Busy):
+        look(taken[empty], pytest.fail, None)
+    assert taken[empty] == []
+
+
+def test_one_cell_twice():
+    taken = cells()
+    with pytest.raises(Busy):
+        exchange([*taken, taken[1]], pytest.fail)
+    assert taken == cells()
+
+
+def test_an_empty_cell_among_those_that_are_read():
+    taken = cells()
+    with pytest.raises(Busy):
+        exchange(taken, pytest.fail, (seen := [],), [["r"], []], seen)
+    with pytest.raises(Busy):  # It is taken by this very exchange.
+        exchange(taken, pytest.fail, (seen := [],), [taken[2]], seen)
+    assert taken == cells()
+
+
+@BOTH
+@pytest.mark.parametrize("error", [ValueError, IndexError, Busy, KeyboardInterrupt])
+def test_a_call_that_raises(trade, error):
+    taken = cells()
+
+    def call(held, *_):
+        raise error("on purpose")
+
+    with pytest.raises(error, match="on purpose"):
+        trade(taken, call)
+    assert taken == cells()
+
+
+def test_a_call_that_raises_leaves_what_is_in_its_hands():
+    taken = cells()
+
+    def call(held):
+        held[:] = NEW
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011
+        exchange(taken, call)
+    assert taken == [["x"], ["y"], ["z"]]
+
+
+def test_an_exchange_within_one():
+    outer, inner = cells(), cells()
+
+    def call(held):
+        with pytest.raises(Busy):
+            exchange(outer, pytest.fail)
+        return held, exchange(inner, renew)
+
+    assert exchange(outer, call) == "rest"
+    assert (outer, inner) == (cells(), [["x"], ["y"], ["z"]])
+
+
+# --- Interrupts -----------------------------------------------------------------------------------
+
+
+def steps():
+    """A step of each kind, and the cells that it renews."""
+    taken, shown = cells(), [["r"], ["s"]]
+
+    def reading():
+        seen = []
+        return exchange(taken, renew, (seen,), shown, seen)
+
+    yield taken, lambda: exchange(taken, renew)
+    yield taken, reading
+    yield taken, lambda: one_by_one(taken, renew)
+
+
+@pytest.mark.parametrize("kind", range(3), ids=["exchange", "reading", "one by one"])
+def test_an_interrupt_at_every_place(kind):
+    taken, step = [*steps()][kind]
+    count = len(places(step, 10_000))
+    assert count > 3
+    for k in range(count):
+        taken[:] = cells()
+        at_place(k, step)
+        found = "".join(x for cell in taken for x in cell)
+        expected = {OLD, NEW} if kind < 2 else {OLD, "xbc", "xyc", NEW}
+        assert found in expected, k
+        assert not mine.records
+        assert not readers
+
+
+def test_garbage_that_uses_the_refs():
+    """A finalizer that runs amid an exchange can't have what that has, and does no harm."""
+    r = refs.new_ref(jnp.zeros(3))
+    said = []
+
+    class Garbage:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            try:
+                r[...] = 1
+            except RefStateError as error:
+                said.append(str(error))
+
+    def call(held):
+        Garbage()
+        gc.collect()
+        return held, None
+
+    exchange_one(r._cell, call)
+    assert len(said) == 1
+    assert "code that interrupted that call" in said[0]
+    r[...] += 2
+    assert (r[...] == 2).all()
+
+
+# --- Readers --------------------------------------------------------------------------------------
+
+
+def test_who_writes_waits_for_who_reads():
+    cell, reads, order = ["a"], threading.Event(), []
+
+    def read():
+        def call(buffer, _):
+            reads.set()
+            time.sleep(0.01)
+            order.append(buffer)
+
+        look(cell, call, None)
+
+    def write():
+        reads.wait()
+        patiently(lambda: exchange_one(cell, lambda held: (["b"], order.append("written"))))
+
+    side_by_side(read, write)
+    assert order == ["a", "written"]
+    assert cell == ["b"]
+
+
+def test_readers_do_not_wait_for_readers():
+    cell = ["a"]
+
+    def read(buffer, _):
+        return buffer + within_limit(lambda: look(cell, lambda b, _: b, None))
+
+    assert look(cell, read, None) == "aa"
+
+
+def test_what_its_own_reader_would_write():
+    """It would wait for itself: it is told so, and not at once, for another might read."""
+    r = refs.new_ref(jnp.zeros(3), name="r")
+
+    def write(buffer, _):
+        r[0] = 1
+
+    with pytest.raises(RefStateError, match=r"`r`.*is reading right now, by code that interrupted"):
+        look(r._cell, write, None)
+    assert not r[...].any()
+
+
+# --- Who waits for whom ---------------------------------------------------------------------------
+
+
+def test_it_waits_until_a_cell_is_full_again():
+    r = refs.new_ref(0)
+    taken, may_go_on = threading.Event(), threading.Event()
+
+    def hold():
+        def call(held):
+            taken.set()
+            may_go_on.wait()
+            return held, None
+
+        exchange_one(r._cell, call)
+
+    def write():
+        taken.wait()
+        threading.Timer(0.01, may_go_on.set).start()
+        r[...] += 1
+
+    side_by_side(hold, write)
+    assert int(r[...]) == 1
+
+
+@pytest.mark.parametrize("calls_back", [False, True])
+def test_a_callback_does_not_wait_for_a_call_that_waits_for_it(calls_back):
+    r, other = refs.new_ref(0, name="r"), refs.new_ref(0)
+
+    def use():
+        return called_back(lambda: r[...])
+
+    def call(held, _):
+        if not calls_back:  # Then it ends, whatever others do.
+            threading.Timer(0.01, ended.set).start()
+        elsewhere.start()
+        ended.wait()
+        return held, None
+
+    said = []
+
+    def elsewhere_use():
+        try:
+            said.append(int(use()))
+        except RefStateError as error:
+            said.append(str(error))
+        ended.set()
+
+    ended, elsewhere = threading.Event(), threading.Thread(target=elsewhere_use)
+    exchange([r._cell, other._cell], call, ([],), calls_back=calls_back)
+    elsewhere.join()
+    assert said == [0] or (calls_back and "updating right now, by a callback" in said[0])
+
+
+def test_a_callback_may_not_write_what_its_call_reads():
+    r = refs.new_ref(0, name="r")
+
+    def call(held, seen):
+        assert called_back(lambda: int(r[...])) == 0
+        with pytest.raises(
+            RefStateError, match=r"`r`.* by a callback, while a call with callbacks"
+        ):
+            called_back(r.__setitem__, ..., 1)
+        return held, None
+
+    exchange([], call, (seen := [],), [r._cell], seen, calls_back=True)
+
+
+# --- The end of a ref -----------------------------------------------------------------------------
+
+
+def test_what_has_ended_has_an_empty_cell():
+    r = refs.new_ref(7)
+    assert int(end(r, "was ended")) == 7
+    assert r._cell == []
+    with pytest.raises(RefStateError, match="which was ended"):
+        patiently(lambda: look(r._cell, pytest.fail, None), read=[r])
+    with pytest.raises(RefStateError, match="which was ended"):
+        end(r, "was ended again")
+
+
+def test_what_is_taken_ends_when_it_is_back():
+    r = refs.new_ref(7)
+    taken = threading.Event()
+
+    def hold():
+        exchange_one(r._cell, lambda held: (taken.set(), time.sleep(0.01), (held, None))[2])
+
+    def stop():
+        taken.wait()
+        return end(r, "was ended")
+
+    assert int(side_by_side(hold, stop)[1]) == 7
+
+
+def test_a_look_gives_the_very_buffer():
+    r = refs.new_ref(jnp.zeros(3))
+    assert peek(r) is r._cell[0]
