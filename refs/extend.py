@@ -28,19 +28,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from refs._effects import inner_calls, touches_of
+from refs._discharge import registry
+from refs._discharge.cells import Cell as Cell
+from refs._discharge.cells import root
+from refs._discharge.interpreter import Context as Context
+from refs._discharge.interpreter import Scope as Scope
+from refs._discharge.interpreter import merge as merge
+from refs._discharge.interpreter import split as split
+from refs._discharge.lanes import Sum
+from refs._discharge.registry import Rule as Rule
 from refs._jax import AccumEffect as AccumEffect
 from refs._jax import ReadEffect as ReadEffect
 from refs._jax import WriteEffect as WriteEffect
-from refs.discharge import _registry
-from refs.discharge._cells import Cell as Cell
-from refs.discharge._cells import root
-from refs.discharge._interpreter import Context as Context
-from refs.discharge._interpreter import Scope as Scope
-from refs.discharge._interpreter import merge as merge
-from refs.discharge._interpreter import split as split
-from refs.discharge._lanes import Sum
-from refs.discharge._registry import Rule as Rule
+from refs._tracing.touch_analysis import inner_calls, touches_of
 
 
 def register(*primitives: Any) -> Callable[[Rule], Rule]:
@@ -51,7 +51,7 @@ def register(*primitives: Any) -> Callable[[Rule], Rule]:
     """
 
     def registering(rule: Rule) -> Rule:
-        _registry.register(*primitives)(_guarded(rule))
+        registry.register(*primitives)(_guarded(rule))
         return rule
 
     return registering

@@ -8,7 +8,7 @@ import numpy as np
 
 import refs
 from refs import _jax, errors
-from refs.callbacks import callback
+from refs._callbacks import callback
 from tests.error_case import X, raises
 
 F32 = jax.ShapeDtypeStruct((), "float32")

@@ -12,7 +12,7 @@ from jax import lax
 import refs
 from refs import _jax, errors
 from refs._buffers import exchange, owners
-from refs.transforms._ways import prepare
+from refs._jit.ways import prepare
 from tests.error_case import X, raises
 
 # --- The life of a ref ----------------------------------------------------------------------------

@@ -10,10 +10,10 @@ import pytest
 
 import refs
 from refs import _jax
-from refs.callbacks import _now
-from refs.callbacks._device import on_device
-from refs.callbacks._primitives import ref_callback_p
-from refs.callbacks._run import Plan
+from refs._callbacks import eager
+from refs._callbacks.device import on_device
+from refs._callbacks.plan import Plan
+from refs._callbacks.primitives import ref_callback_p
 from refs.errors import CallbackError
 
 
@@ -91,7 +91,7 @@ def test_at_top_level_with_memory_elsewhere():
         x += 1
         y += 2
 
-    with mock.patch.object(_now, "_is_on_host", return_value=False):
+    with mock.patch.object(eager, "_is_on_host", return_value=False):
         refs.io_callback(both, None, r, s)
         with pytest.raises(CallbackError):
             refs.io_callback(fails, None, r)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import refs
-from refs.transforms import _calls, _direct
+from refs._derivatives import direct
+from refs._transactions import calls
 
 same = np.testing.assert_allclose
 X = jnp.array([1.0, 2.0])
@@ -122,9 +123,9 @@ def test_a_loop_over_what_is_shared_takes_it_as_an_operand(monkeypatch):
 
         return run
 
-    in_place = _calls.in_place
-    monkeypatch.setattr(_calls, "in_place", watched)
-    monkeypatch.setattr(_direct, "in_place", watched)
+    in_place = calls.in_place
+    monkeypatch.setattr(calls, "in_place", watched)
+    monkeypatch.setattr(direct, "in_place", watched)
     table = jnp.arange(1000.0)
 
     def lane(x, table):

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import refs
-from refs._effects import Touch, holds_refs, touches
+from refs._tracing.touch_analysis import Touch, holds_refs, touches
 
 NONE, READ, WRITE, ACCUMULATE = Touch.NONE, Touch.READ, Touch.WRITE, Touch.ACCUMULATE
 

@@ -9,7 +9,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 import refs
-from refs._effects import Touch
+from refs._tracing.touch_analysis import Touch
 from tests.test_effects import touch
 
 

@@ -46,30 +46,30 @@ PACKAGE = Path(refs.__file__).parent
 # Raised for Python's own machinery, which turns them into something else.
 # Some never reach a user.
 INTERNAL = {
-    ("_ref.py", "raise AttributeError(name)"),
+    ("ref.py", "raise AttributeError(name)"),
     ("exchange.py", "raise Busy"),
     ("exchange.py", "raise Busy from None"),
     ("several.py", "raise Busy from None"),
-    ("_ways.py", "raise Busy"),
-    ("_ways.py", "raise Busy from None"),
-    ("_ways.py", "raise OtherRefs"),
-    ("_ways.py", "raise OtherRefs from None"),
-    ("_dispatch.py", "raise OtherRefs"),
-    ("_op_by_op.py", "raise TouchedError(ref)"),
-    ("_by_jax.py", "raise TouchedError(x)"),
+    ("ways.py", "raise Busy"),
+    ("ways.py", "raise Busy from None"),
+    ("ways.py", "raise OtherRefs"),
+    ("ways.py", "raise OtherRefs from None"),
+    ("dispatch.py", "raise OtherRefs"),
+    ("op_by_op.py", "raise TouchedError(ref)"),
+    ("by_jax.py", "raise TouchedError(x)"),
     ("vmap.py", "raise error from None"),  # JAX's own
     ("vmap.py", "raise refused"),  # JAX has refused it before.
-    ("_dispatch.py", "raise ValueError"),
-    ("_arguments.py", "raise OtherRefs"),
-    ("_executable.py", "raise OtherTypes"),
-    ("_plain.py", "raise OtherTypes"),
-    ("_device.py", "raise passed_on(error, plan, ()) from error"),
-    ("_primitives.py", "raise passed_on(error, plan, roots) from error"),
+    ("dispatch.py", "raise ValueError"),
+    ("arguments.py", "raise OtherRefs"),
+    ("executable.py", "raise OtherTypes"),
+    ("plain.py", "raise OtherTypes"),
+    ("device.py", "raise passed_on(error, plan, ()) from error"),
+    ("primitives.py", "raise passed_on(error, plan, roots) from error"),
 }
 
 
 # Their texts are in tests that start themselves anew: the processes here have one device.
-ON_SEVERAL_DEVICES = {"_devices.py"}
+ON_SEVERAL_DEVICES = {"devices.py"}
 
 
 class Outcome(NamedTuple):

@@ -12,7 +12,7 @@ from jax import lax
 
 import refs
 from refs import _jax, errors
-from refs.inplace import rewrite
+from refs._inplace import rewrite
 from refs.testing import assert_in_place
 
 N = 10_000

@@ -9,7 +9,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 import refs
-from refs.inplace import _gathers, rewrite
+from refs._inplace import gathers, rewrite
 
 X = jnp.arange(512.0).reshape(8, 64)
 
@@ -102,7 +102,7 @@ GATHERS = [
 @pytest.mark.parametrize("fun", GATHERS)
 def test_a_few_rows_are_read_one_by_one(fun, monkeypatch):
     # Small ones too; and where the indices are in bounds, those that would fill.
-    monkeypatch.setattr(_gathers, "_is_worth_it", lambda eqn: True)
+    monkeypatch.setattr(gathers, "_is_worth_it", lambda eqn: True)
     # An update, for the pass to have something to do.
     new = rewritten(lambda x: (fun(x), x.at[0].set(1.0)), X)
     assert "gather" not in primitives(new)

@@ -10,7 +10,7 @@ from jax import lax
 
 import refs
 from refs import _jax
-from refs.discharge._pure import Program
+from refs._discharge.discharge import Program
 
 X = np.arange(3, dtype=np.float32)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import refs
-from refs._values import convert, fit
+from refs._indexing.values import convert, fit
 from refs.errors import RefTypeError, RefValueError
 
 DTYPES = ["bool", "uint8", "int8", "int32", "uint32", "float16", "bfloat16", "float32", "complex64"]

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs._sharded import layout
+from refs._indexing.sharded import layout
 
 
 def is_ours(ref: Any) -> bool:

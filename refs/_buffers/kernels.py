@@ -19,8 +19,8 @@ import numpy as np
 from refs import _jax
 from refs._buffers.exchange import Busy, exchange_one, look, patiently
 from refs._buffers.handles import buffer_of, is_ours, sharding_of, update_native
-from refs._indexing import Index
-from refs._values import fit, is_enabled
+from refs._indexing.index import Index
+from refs._indexing.values import fit, is_enabled
 
 # ---------------------------------------------------------------------------------------------
 # The long way: any index

@@ -11,7 +11,7 @@ from refs._buffers.exchange import Busy, exchange, patiently
 from refs._buffers.handles import buffer_of, is_ours, update_native
 from refs._buffers.kernels import reader, skeleton_of, updater
 from refs._buffers.signals import without_signals
-from refs._values import fit
+from refs._indexing.values import fit
 
 
 def together(

@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from refs import _access, _jax
-from refs._ref import is_concrete
-from refs._tracing import Call, is_ref, unique
-from refs.discharge._program import Program
+from refs import _jax
+from refs._discharge.program import Program
+from refs._handles import access
+from refs._handles.ref import is_concrete
+from refs._tracing.trace import Call, is_ref, unique
+from refs._transforms.make_jaxpr import make_jaxpr
 from refs.errors import RefEscapeError
-from refs.transforms.make_jaxpr import make_jaxpr
 
 # A law is called with a case and the law's name. It returns None, or why it says nothing of this
 # function; and raises an AssertionError where it doesn't hold.
@@ -50,7 +51,7 @@ class Case(NamedTuple):
 
     def put(self, values: Sequence[Any]) -> None:
         for ref, value in zip(self.refs, values, strict=True):
-            _access.set(ref, ..., value)
+            access.set(ref, ..., value)
 
     def seen(self, f: Callable[..., Any], calls: int = 1) -> list[Seen]:
         """What can be seen after each of some calls in a row."""
@@ -58,7 +59,7 @@ class Case(NamedTuple):
         return [results(f(*self.args)) + self.contents() for _ in range(calls)]
 
     def contents(self) -> Seen:
-        return [(_access.describe(r), r[...]) for r in self.refs]
+        return [(access.describe(r), r[...]) for r in self.refs]
 
     def compare(self, law: str, got: Sequence[Seen], want: Sequence[Seen]) -> None:
         for k, (some, others) in enumerate(zip(got, want, strict=True)):

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from refs._access import describe
-from refs._tracing import Call, is_ref
+from refs._handles.access import describe
+from refs._tracing.trace import Call, is_ref
+from refs._transforms.functionalize import functionalize
+from refs._transforms.jvp import jvp, linearize
+from refs._transforms.vjp import vjp
 from refs.testing._case import Case, Law, Seen, is_inexact, results, with_arrays
-from refs.transforms.functionalize import functionalize
-from refs.transforms.jvp import jvp, linearize
-from refs.transforms.vjp import vjp
 
 NOT_SMOOTH = "no argument and no ref is of an inexact type"
 

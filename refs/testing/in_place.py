@@ -9,11 +9,11 @@ import jax
 import jaxlib
 
 from refs import _jax
+from refs._inplace import COPIES_LESS, SMALLEST
+from refs._jit.jit import jit
+from refs._jit.stages import Lowered
 from refs.errors import RefValueError
-from refs.inplace import COPIES_LESS, SMALLEST
 from refs.testing._hlo import Module
-from refs.transforms._stages import Lowered
-from refs.transforms.jit import jit
 
 
 def assert_in_place(fun: Callable[..., Any], *args: Any, loops_only: bool = False) -> None:

@@ -8,18 +8,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from refs import _access
-from refs._ref import new_ref
-from refs._tracing import Call, is_ref
-from refs._view import is_view
+from refs._handles import access
+from refs._handles.ref import new_ref
+from refs._handles.view import is_view
+from refs._jit.jit import jit
+from refs._tracing.trace import Call, is_ref
+from refs._transforms.checkpoint import checkpoint
+from refs._transforms.functionalize import functionalize
+from refs._transforms.loops import scan
+from refs._transforms.vmap import vmap
 from refs.errors import RefValueError
 from refs.testing._case import Case, Law, closed_over, of_values, results, stacked, with_arrays
 from refs.testing._derivatives import backwards, by_jvp, by_linearize, forwards, quotients
-from refs.transforms.checkpoint import checkpoint
-from refs.transforms.functionalize import functionalize
-from refs.transforms.jit import jit
-from refs.transforms.loops import scan
-from refs.transforms.vmap import vmap
 
 
 def check_transforms(
@@ -111,7 +111,7 @@ def _is_pure(case: Case, name: str) -> str | None:
 
     pure = functionalize(program, closed_over=case.refs)
     out, state = pure(case.held, *Call.of(case.args, {}).leaves)
-    got = results(out) + [(_access.describe(r), x) for r, x in zip(case.refs, state, strict=True)]
+    got = results(out) + [(access.describe(r), x) for r, x in zip(case.refs, state, strict=True)]
     case.compare(name, [got], case.seen(case.f))
     return None
 

@@ -14,7 +14,7 @@ import numpy as np
 
 import refs
 from refs import _jax
-from refs.discharge._pure import Program
+from refs._discharge.discharge import Program
 
 
 def agree(

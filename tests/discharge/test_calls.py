@@ -12,7 +12,7 @@ from jax.experimental import compute_on as compute_on_module
 
 import refs
 from refs import _jax
-from refs.discharge._registry import rule_for
+from refs._discharge.registry import rule_for
 from tests.discharge.helpers import agree, equations, primitives
 
 X = np.arange(4, dtype=np.float32)

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 
 import refs
-from refs.inplace import _body, rewrite
+from refs._inplace import body, rewrite
 from tests.laws import ways
 from tests.strategies import programs
 
 
 @pytest.fixture(autouse=True, scope="module")
 def every_array_is_large():
-    smallest, _body.SMALLEST = _body.SMALLEST, 2
+    smallest, body.SMALLEST = body.SMALLEST, 2
     yield
-    _body.SMALLEST = smallest
+    body.SMALLEST = smallest
 
 
 @ways.fewer(2)

@@ -1,0 +1,97 @@
+"""A callback at top level: Python calls Python, with the memory that the refs hold."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import operator
+from collections.abc import Sequence
+from itertools import count, repeat, starmap
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from refs import _jax
+from refs._buffers.handles import is_ours
+from refs._buffers.several import together
+from refs._callbacks.failure import Failure, raise_failure
+from refs._callbacks.host import Host
+from refs._callbacks.plan import Plan
+
+# Together, refs of this size are copied in the time that a call takes anyway.
+MOST_KEPT = 64 * 1024
+
+
+def keeps_old(keep_old: bool | None, n_bytes: int) -> bool:
+    """Whether refs of this size get their old values back when a callback fails."""
+    return n_bytes <= MOST_KEPT if keep_old is None else keep_old
+
+
+def call_now(host: Host, refs: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    """Calls the host, at top level; the results."""
+    plan = Plan.of(host, len(refs))
+
+    # Programs may be reading the buffers still. One that is donated them comes after those; op by
+    # op there is none, and what a handle of JAX's holds is not ours to donate.
+    jit = not _jax.is_jit_disabled()
+    renew: list[Any] = [_alone if jit and is_ours(ref) else jnp.copy for ref in refs]
+
+    def call(held: list[Any], _: list[Any]) -> Any:
+        old = [*held]
+        new = starmap(operator.call, zip(renew, old, strict=True))
+        _ = [*map(list.__setitem__, repeat(held), count(), new)]
+        roots = [*map(_memory, held)]
+        try:
+            results = _run(plan, refs, roots, operands)
+        except BaseException:
+            for k in (k for k, ref in enumerate(refs) if not is_ours(ref)):
+                held[k] = old[k]
+            raise
+        for k, root in enumerate(roots):
+            if not _is_on_host(held[k]):
+                held[k] = jax.device_put(root, held[k].sharding)
+        return held, results
+
+    return together(refs, [], call, calls_back=True)
+
+
+def _run(plan: Plan, refs: Sequence[Any], roots: list[Any], operands: Sequence[Any]) -> list[Any]:
+    host = plan.host
+    arrays = [np.asarray(x) for x in operands]
+    results = [np.empty(t.shape, t.dtype) for t in host.results]
+    n_bytes = sum(x.nbytes for x in roots)
+    copies = [x.copy() for x in roots] if keeps_old(host.keeps_old, n_bytes) else None
+    given = [*roots, *arrays]
+    try:
+        plan.runner()(given, results)
+    except BaseException as error:
+        if copies is not None:
+            _ = [*map(np.copyto, roots, copies)]
+        raise_failure(Failure(error, host, {}), [] if copies else [*filter(is_ours, refs)])
+    return [jnp.asarray(x) for x in results]
+
+
+_alone = jax.jit(lambda x: x, donate_argnums=0, keep_unused=True)
+
+
+def _memory(buffer: Any) -> np.ndarray:
+    """The very memory of an array on a CPU, to be written to. The array must stay alive.
+
+    Of one that is elsewhere, a copy.
+    """
+    shape, dtype = buffer.shape, buffer.dtype
+    if not _is_on_host(buffer):
+        return np.array(buffer)
+    buffer.block_until_ready()
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    memory = (ctypes.c_char * size).from_address(buffer.unsafe_buffer_pointer())
+    return np.ndarray(shape, dtype, memory)
+
+
+def _is_on_host(buffer: Any) -> bool:
+    [device] = buffer.devices()
+    return device.platform == "cpu"

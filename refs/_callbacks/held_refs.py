@@ -1,0 +1,72 @@
+"""What is to be known of a program's callbacks: which refs are in the hands of all of them.
+
+XLA destroys what is donated to a program that fails, so a call keeps copies. Of such a ref it need
+not: whichever callback fails, what the ref holds then can be saved from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from refs import _jax
+from refs._callbacks.eager import keeps_old
+from refs._callbacks.host import Host
+from refs._callbacks.primitives import host_callback_p, ref_callback_p
+from refs._tracing.touch_analysis import inner_calls
+
+
+def uncopied(closed: Any, refs: dict[Any, Any]) -> set[Any]:
+    """Those of the refs that a call of the jaxpr keeps no copies of.
+
+    Args:
+      closed: a jaxpr that can fail.
+      refs: for each ref that it writes, by its input variable or the ref's id: its type.
+    """
+    held = _held_by_all(closed)
+    found = {key for key in refs if held is not None and key in held}
+    flags = {host.keeps_old for host in _hosts(closed)}
+    flag = True if True in flags else False if False in flags else None
+    n_bytes = sum(refs[key].size * refs[key].dtype.itemsize for key in found)
+    return set() if keeps_old(flag, n_bytes) else found
+
+
+def calls_host(closed: Any) -> bool:
+    """Whether a callback of ours is called."""
+    return _jax.any_equation(closed, lambda e: e.primitive in (ref_callback_p, host_callback_p))
+
+
+def _held_by_all(closed: Any) -> set[Any] | None:
+    """Variables, and ids of closed-over refs, that all that can fail is given; None if nothing can.
+
+    A ref by another of its names isn't found: it is copied, then.
+    """
+    jaxpr, result = closed.jaxpr, None
+    ids = {v: id(c) for v, c in zip(jaxpr.constvars, closed.consts, strict=True)}
+    for eqn in jaxpr.eqns:
+        found: set[Any] | None = None
+        if eqn.primitive is ref_callback_p:
+            found = set(eqn.invars[: len(eqn.params["host"].origins)])
+        elif eqn.primitive is not _jax.shard_map_p and (calls := list(inner_calls(eqn))):
+            for called, operands in calls:
+                inner = _held_by_all(called)
+                if inner is not None:
+                    names = dict(zip(called.jaxpr.invars, operands, strict=True))
+                    outer = {names.get(key, key) for key in inner}
+                    found = outer if found is None else found & outer
+        elif _jax.can_fail_itself(eqn.primitive) or any(
+            map(_jax.can_fail, _jax.jaxprs_in(eqn.params))
+        ):
+            found = set()
+        if found is not None:
+            found = {ids.get(key, key) for key in found}
+            result = found if result is None else result & found
+    return result
+
+
+def _hosts(closed: Any) -> Iterator[Host]:
+    for eqn in closed.jaxpr.eqns:
+        if eqn.primitive is ref_callback_p:
+            yield eqn.params["host"]
+        for inner in _jax.jaxprs_in(eqn.params):
+            yield from _hosts(inner)

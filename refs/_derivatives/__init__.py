@@ -1,0 +1,1 @@
+"""What the transformations that differentiate share."""

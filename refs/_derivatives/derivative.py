@@ -1,0 +1,94 @@
+"""What the transformations that differentiate have in common."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from refs import _jax
+from refs._derivatives.differentiable import Differentiable
+from refs._derivatives.direct import Direct, op_by_op
+from refs._derivatives.inputs import Inputs
+from refs._derivatives.traced import Traced
+from refs._transactions.signature import check_callable
+from refs.errors import RefTypeError, RefValueError
+
+
+def differentiable(
+    doing: str,
+    fun: Callable[..., Any],
+    inputs: Inputs,
+    has_aux: bool,
+    check: Callable[[Any], None] = lambda x: None,
+) -> Differentiable:
+    """A call as a pure function. Where anything is known of its values, Python may look at them."""
+    check_callable(doing, fun)
+    kind = Traced if _jax.is_staging() else Direct
+    return kind(doing, fun, inputs, has_aux, check)
+
+
+def check_reduce_axes(doing: str, reduce_axes: Any) -> None:
+    """JAX still has the keyword, and takes nothing for it."""
+    if reduce_axes:
+        raise RefValueError(f"{doing}: reduce_axes={reduce_axes!r} means nothing any more in JAX")
+
+
+def derivative(
+    doing: str,
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    holomorphic: bool,
+    allow_int: bool,
+    derive: Callable[[Differentiable, Inputs], Any],
+) -> Callable[..., Any]:
+    """The function of `fun`'s arguments that `derive(f, inputs)` evaluates."""
+    check_callable(doing, fun)
+
+    @functools.wraps(fun)
+    def derived(*args: Any, **kwargs: Any) -> Any:
+        def check(x: Any) -> None:
+            _check_variable(doing, x, holomorphic, allow_int)
+
+        inputs = Inputs.of(doing, argnums, args, kwargs)
+        return op_by_op(lambda: derive(differentiable(doing, fun, inputs, has_aux, check), inputs))
+
+    return derived
+
+
+def _check_variable(doing: str, x: Any, holomorphic: bool, allow_int: bool) -> None:
+    """Refuses what has no gradient of its own type, as JAX does."""
+    if _jax.is_of_hi_type(x):  # Its derivative is what it says itself.
+        return
+    dtype = jnp.result_type(x)
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        raise RefTypeError(
+            f"{doing} with respect to a variable of dtype {dtype}: it has no derivative"
+        )
+    if holomorphic and not jnp.issubdtype(dtype, jnp.complexfloating):
+        raise RefTypeError(
+            f"{doing} with holomorphic=True with respect to a variable of dtype {dtype}: it must "
+            "be complex"
+        )
+    if jnp.issubdtype(dtype, jnp.inexact) or allow_int:
+        return
+    way_out = "" if doing == "jacfwd" else ", or set allow_int=True"
+    raise RefTypeError(
+        f"{doing} with respect to a variable of dtype {dtype}: it has no gradient of that type. "
+        f"Leave it out of `argnums`{way_out}"
+    )
+
+
+def check_output(doing: str, x: Any, holomorphic: bool) -> None:
+    """Refuses an output that has no gradient of the variables' type, as JAX does."""
+    wanted, word = (jnp.complexfloating, "complex") if holomorphic else (jnp.floating, "real")
+    if not jnp.issubdtype(x.dtype, wanted):
+        what = f"an array of shape {x.shape} and" if x.shape else "a scalar of"
+        raise RefTypeError(
+            f"{doing} of a function that returns {what} dtype {x.dtype}: with "
+            f"holomorphic={holomorphic} its value must be {word}"
+        )

@@ -1,0 +1,219 @@
+"""A call that is differentiated while it runs, so that Python may look at its values."""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from refs import _jax
+from refs._buffers.handles import buffer_of, is_ours
+from refs._buffers.several import holding, replace
+from refs._callbacks.failure import failures_told
+from refs._derivatives.differentiable import Differentiable, as_variable, returning_pair
+from refs._derivatives.inputs import Inputs
+from refs._discharge.op_by_op import OpByOp
+from refs._handles import access
+from refs._handles.access import describe
+from refs._inplace.in_place import in_place
+from refs._tracing.trace import NewRef, PartlyKnown, advised, is_ref, result_of, strip_refs
+from refs._transactions.calls import has_loops, run
+from refs._transactions.transaction import make
+from refs.errors import RefStateError
+
+
+def op_by_op(fun: Callable[[], Any]) -> Any:
+    """`fun()`, at top level as one operation: refs get all that it writes to them, or nothing.
+
+    Inside a trace it is a part of that one. If a ref has been written from elsewhere meanwhile, by
+    another thread, what `fun` has computed of it is void, and `fun` is called once more.
+
+    Raises:
+      RefStateError: if that happens again and again, or where callbacks would be called again.
+    """
+    if not _jax.at_top_level():
+        return fun()
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(random.random() * min(attempt, 10) * 1e-3)
+        result, changed, is_final = _attempt(fun)
+        if changed is None:
+            return result
+        if is_final:
+            break
+    raise RefStateError(
+        f"write of {describe(changed)} at the end of a differentiated function: it has been "
+        "written from elsewhere meanwhile, by another thread or by a callback, and that would be "
+        "lost. No ref has changed. Differentiate inside of `refs.jit`, whose calls are one "
+        "operation, or hold a lock"
+    )
+
+
+_ATTEMPTS = 100
+
+
+def _attempt(fun: Callable[[], Any]) -> tuple[Any, Any, bool]:
+    """(the result, a ref that somebody else has written, whether `fun` can't be called again)."""
+    trace = _AtTopLevel()
+    with failures_told():
+        with _jax.set_current_trace(trace):
+            result = fun()
+        made = {
+            id(x): make(x.cell.read(), x.cell.origin)
+            for x in jax.tree.leaves(result)
+            if trace.has_made(x)
+        }
+        if made:
+            result = jax.tree.map(lambda x: made.get(id(x), x), result)
+        refs, values = trace.written
+        if refs and trace.can_fail:
+            jax.block_until_ready((result, values))
+    changed = replace(refs, values, trace.first_changed)
+    trace.end()
+    return result, changed, trace.can_fail
+
+
+class _AtTopLevel(OpByOp):
+    """The trace in which all ends up. Loops are compiled, as everywhere, so as to work in place."""
+
+    def __init__(self) -> None:
+        super().__init__(_jax.eval_trace, _jax.eval_trace)
+        self._buffers: dict[int, Any] = {}
+
+    def read(self, ref: Any) -> Any:
+        buffer = value = None
+        while buffer is None or buffer_of(ref) is not buffer:  # Another thread may write.
+            buffer, value = buffer_of(ref), super().read(ref)
+            if not is_ours(ref):  # JAX's own refs aren't safe among threads.
+                break
+        self._buffers[id(ref)] = buffer
+        return value
+
+    def bind(
+        self,
+        primitive: Any,
+        operands: Sequence[Any],
+        params: dict[str, Any],
+        inner: Sequence[Any],
+    ) -> Any:
+        call = functools.partial(super().bind, primitive, operands, params, inner)
+        if has_loops(primitive, inner):
+            call = functools.partial(_compiled(primitive, tuple(params.items())), *operands)
+        if not (_jax.can_fail_itself(primitive) or any(map(_jax.can_fail, inner))):
+            return call()
+        return holding([*filter(is_ours, self.opened)], call)
+
+    def first_changed(self, refs: Sequence[Any], buffers: Sequence[Any]) -> Any:
+        """The first of these refs that somebody else has written since it was read."""
+        return next(
+            (
+                ref
+                for ref, buffer in zip(refs, buffers, strict=True)
+                if is_ours(ref) and buffer is not self._buffers[id(ref)]
+            ),
+            None,
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(primitive: Any, params: tuple[Any, ...]) -> Callable[..., Any]:
+    compiled = jax.jit(in_place(lambda *operands: primitive.bind(*operands, **dict(params))))
+
+    def call(*operands: Any) -> Any:
+        with _jax.set_current_trace(_jax.eval_trace):
+            return compiled(*operands)
+
+    return call
+
+
+def backward(
+    fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any], has_effects: bool
+) -> Any:
+    """`fun(refs, arrays)`, the backward pass of a call, which may touch refs.
+
+    JAX transposes loops and branches into ones that hide the refs they touch, those of users'
+    backward rules, where only we can see them: in a trace, it is a transaction of its own.
+    """
+    if has_effects and _jax.is_staging():
+        return run(fun, refs, arrays)
+    return op_by_op(lambda: fun(refs, arrays))
+
+
+class Direct(Differentiable):
+    """What else comes of it: the auxiliary data's arrays, values of new refs, the new state."""
+
+    _outside: Any  # the trace around the transformation
+
+    def __init__(
+        self,
+        doing: str,
+        fun: Callable[..., Any],
+        inputs: Inputs,
+        has_aux: bool,
+        check: Callable[[Any], None],
+    ):
+        super().__init__(doing, inputs, has_aux, check)
+        self._fun = returning_pair(doing, fun) if has_aux else fun
+
+    def __call__(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
+        n, refs = len(self.inputs.arrays), self.inputs.refs
+        trace = OpByOp(_jax.current_trace(), self._outside, is_differentiated=True)
+        for ref, value in zip(refs, values[n:], strict=True):
+            trace.open(ref, value)
+        with _jax.set_current_trace(trace), _jax.without_hi_primitives(), advised():
+            args, kwargs = self.inputs.rebuild(refs, values[:n])
+            result = self._fun(*args, **kwargs)
+        output, aux = result if self.has_aux else (result, None)
+        out, self.out_tree = jax.tree.flatten(output)
+        for x in out:
+            if is_ref(x):
+                raise self.escaped(describe(x))
+        out = [*map(_as_array, out)]
+        leaves, self._aux_tree = jax.tree.flatten(PartlyKnown(aux))
+        with _jax.set_current_trace(trace):
+            arrays, self._markers, contents = strip_refs(leaves, [])
+        self.has_backward_effects = trace.has_custom_vjp
+        self._written, state = trace.written
+        trace.end()
+        return out, (arrays, contents, state)
+
+    def with_contents(self, values: Sequence[Any]) -> tuple[Any, Any]:
+        out, rest = self(values)
+        *_, state = rest
+        number = {id(ref): k for k, ref in enumerate(self.inputs.refs)}
+        final = {
+            number[id(ref)]: value
+            for ref, value in zip(self._written, state, strict=True)
+            if id(ref) in number
+        }
+        return (out, final), rest
+
+    def run(self, transformed: Callable[[list[Any]], tuple[Any, ...]]) -> tuple[Any, ...]:
+        def inside() -> tuple[Any, ...]:
+            self._outside = _jax.current_trace()
+            arrays, refs = self.inputs.arrays, self.inputs.refs
+            values = [*map(as_variable, arrays), *map(access.get, refs)]
+            for x in values:
+                self.check(x)
+            *out, (arrays, contents, state) = transformed(values)
+            for ref, value in zip(self._written, state, strict=True):
+                access.set(ref, ..., value)
+            origins = {m.position: m.origin for m in self._markers if isinstance(m, NewRef)}
+            new = [_made(value, origins[k]) for k, value in enumerate(contents)]
+            return *out, result_of(self._aux_tree, self._markers, arrays, [], new)
+
+        return op_by_op(inside)
+
+
+def _as_array(x: Any) -> Any:
+    return _jax.as_array(x) if isinstance(x, jax.typing.ArrayLike) else x
+
+
+def _made(value: Any, origin: Any) -> Any:
+    """The ref that a function has made and returned, out here."""
+    trace = _jax.current_trace()
+    return trace.make(value, origin) if isinstance(trace, OpByOp) else make(value, origin)

@@ -1,0 +1,192 @@
+"""What a call is differentiated with respect to: arrays, and the contents at entry of refs.
+
+A view among the arguments stands for its part of a ref's contents.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from refs import _jax
+from refs._handles.access import check_ref, describe, get
+from refs._handles.view import RefView, is_view
+from refs._indexing.index import Index
+from refs._tracing.trace import is_ref, one_name, unique
+from refs._transactions.signature import dtype_of
+from refs.errors import RefTypeError, RefValueError
+
+
+class Variable(NamedTuple):
+    """A leaf of the differentiated arguments: one of the `values`, or the part that a view names.
+
+    It is a pytree: the indices of the view may be traced.
+    """
+
+    position: int
+    view: RefView | None = None
+
+
+class Inputs(NamedTuple):
+    """A call, taken apart.
+
+    Attributes:
+      rebuild: puts `(refs, arrays)` back into `(args, kwargs)`.
+      refs: the refs that are variables, distinct. The others stay what they are, as arrays do.
+      arrays: the array variables.
+      tree: the structure of the variables, views being leaves.
+      variables: for each leaf of it, which of the values it is: the arrays, then contents of refs.
+    """
+
+    rebuild: Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+    refs: list[Any]
+    arrays: list[Any]
+    tree: Any
+    variables: tuple[Variable, ...]
+
+    @staticmethod
+    def of(
+        doing: str, argnums: int | Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Inputs:
+        args, kwargs = jax.tree.map(lambda x: one_name(x) if is_ref(x) else x, (args, kwargs))
+        chosen = _positions(doing, argnums, args)
+        flat, whole = jax.tree.flatten((args, kwargs), is_leaf=is_view)
+        given = args[chosen[0]] if np.ndim(argnums) == 0 else tuple(args[k] for k in chosen)
+        tree = jax.tree.structure(given, is_leaf=is_view)
+        # Which leaves of the call are variables, in the order of `given`.
+        sizes = [len(jax.tree.leaves(x, is_leaf=is_view)) for x in args]
+        starts = [sum(sizes[:k]) for k in range(len(sizes))]
+        places = [starts[k] + j for k in chosen for j in range(sizes[k])]
+        _check_distinct(doing, [flat[i] for i in places])
+
+        def ref_of(x: Any) -> Any:
+            return x.ref if is_view(x) else x if is_ref(x) else None
+
+        for x in flat:
+            if is_ref(ref := ref_of(x)):
+                check_ref(ref, doing)
+        refs = unique([r for i in places if (r := ref_of(flat[i])) is not None]).items
+        place = {id(r): k for k, r in enumerate(refs)}
+        arrays = {i: k for k, i in enumerate(i for i in places if ref_of(flat[i]) is None)}
+
+        def variable(i: int) -> Variable:
+            ref = ref_of(flat[i])
+            if ref is None:
+                return Variable(arrays[i])
+            return Variable(len(arrays) + place[id(ref)], flat[i] if is_view(flat[i]) else None)
+
+        def rebuild(new_refs: Sequence[Any], new_arrays: Sequence[Any]) -> Any:
+            def replaced(i: int, x: Any) -> Any:
+                if i in arrays:
+                    return new_arrays[arrays[i]]
+                return jax.tree.map(lambda y: new_refs[place[id(y)]] if id(y) in place else y, x)
+
+            return jax.tree.unflatten(whole, [replaced(i, x) for i, x in enumerate(flat)])
+
+        variables = tuple(variable(i) for i in places)
+        return Inputs(rebuild, refs, [flat[i] for i in arrays], tree, variables)
+
+    def flatten(self, doing: str, given: Any) -> list[Any]:
+        """The inverse of `unflatten`: a leaf for each variable, after a check of the structure."""
+        leaves, tree = jax.tree.flatten(given)
+        if tree != self.tree:
+            raise RefValueError(
+                f"{doing}: the primals have the structure {self.tree}, and the tangents {tree}"
+            )
+        return leaves
+
+    def type_of(self, variable: Variable) -> tuple[tuple[int, ...], str]:
+        """The shape and the dtype's name of a variable's cotangent."""
+        n = len(self.arrays)
+        k = variable.position
+        x: Any = variable.view or (
+            _jax.shaped_abstractify(self.arrays[k]) if k < n else self.refs[k - n]
+        )
+        if dtype_of(x) is None:  # A user's own type says all.
+            return (), str(x)
+        return x.shape, x.dtype.name if jnp.issubdtype(x.dtype, jnp.inexact) else "float0"
+
+    def gather(self, doing: str, leaves: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        """A tangent for each value, from one for each variable."""
+        tangents: list[Any] = [None] * len(values)
+        for variable, leaf in zip(self.variables, leaves, strict=True):
+            k = variable.position
+            given = get(leaf) if is_ref(leaf) else leaf
+            if variable.view is not None:
+                given = _of_whole(doing, variable.view, values[k], given)
+            tangents[k] = given if tangents[k] is None else tangents[k] + given
+        return tangents
+
+    def unflatten(self, values: Sequence[Any]) -> Any:
+        """An array for each variable, from one for each value: of its shape, after other axes."""
+
+        def part(variable: Variable) -> Any:
+            value = values[variable.position]
+            if variable.view is None:
+                return value
+            ref = self.refs[variable.position - len(self.arrays)]
+            return part_of(value, variable.view, value.ndim - ref.ndim)
+
+        return jax.tree.unflatten(self.tree, [part(v) for v in self.variables])
+
+
+def _positions(doing: str, argnums: int | Sequence[int], args: tuple[Any, ...]) -> list[int]:
+    given: Any = [argnums] if np.ndim(argnums) == 0 else argnums
+    nums = [operator.index(k) for k in given]
+    for k in nums:
+        if not -len(args) <= k < len(args):
+            raise RefTypeError(
+                f"{doing} with respect to argnums={argnums} of a call with {len(args)} positional "
+                "arguments: pass what is differentiated by position"
+            )
+    nums = [k % len(args) for k in nums]
+    if len({*nums}) < len(nums):
+        raise RefValueError(f"{doing} with respect to argnums={argnums}: an argument stands twice")
+    return nums
+
+
+def _check_distinct(doing: str, leaves: Sequence[Any]) -> None:
+    """A ref may be a variable once: its parts may, too, if it isn't one as a whole."""
+    whole = [id(x) for x in leaves if is_ref(x)]
+    parts = [x.ref for x in leaves if isinstance(x, RefView)]
+    repeated = [x for x in leaves if is_ref(x) and whole.count(id(x)) > 1]
+    for ref in (*repeated, *(r for r in parts if id(r) in whole)):
+        raise RefValueError(
+            f"{doing} with respect to {describe(ref)} twice: its contents are one variable. "
+            "Differentiate with respect to one of the arguments that hold it"
+        )
+
+
+def part_of(value: Any, view: RefView, leading: int = 0) -> Any:
+    """The part of a ref's contents, after other axes, that a view names."""
+
+    def take(x: Any) -> Any:
+        for idx in view._path:
+            x = Index.parse(idx, x.shape).read(x)
+        return x
+
+    if not leading:
+        return take(value)
+    front = value.shape[:leading]
+    rows = jax.vmap(take)(value.reshape(math.prod(front), *value.shape[leading:]))
+    return rows.reshape(*front, *rows.shape[1:])
+
+
+def _of_whole(doing: str, view: RefView, whole: Any, tangent: Any) -> Any:
+    """The tangent of a ref's contents in the direction of one of its part: the adjoint of that."""
+    if not jnp.issubdtype(whole.dtype, jnp.inexact):
+        return np.zeros(whole.shape, jax.dtypes.float0)
+    aval: Any = _jax.shaped_abstractify(tangent)
+    if aval.shape != view.shape or (aval.dtype != view.dtype and not aval.weak_type):
+        raise RefValueError(
+            f"{doing}: the tangent of a view of {describe(view.ref)} of type {view.dtype}"
+            f"{list(view.shape)} is of type {aval.dtype}{list(aval.shape)}"
+        )
+    _, scatter = jax.vjp(lambda x: part_of(x, view), jnp.zeros_like(whole))
+    return scatter(jnp.asarray(tangent, whole.dtype))[0]

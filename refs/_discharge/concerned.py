@@ -1,0 +1,91 @@
+"""Which equations are ours: those that a ref of the program takes part in.
+
+It is among the operands, or closed over in a jaxpr that the equation runs. Any other equation is
+bound as it is, whatever refs of its own there are inside: those of a Pallas kernel, for instance.
+But what a function of arrays does with refs that it makes is discharged inside: JAX lowers few
+functions that do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from refs import _jax
+from refs._discharge.cells import Cell
+from refs._discharge.registry import Rule, rule_for
+from refs._handles.access import describe
+from refs._tracing import touch_analysis
+from refs._tracing.trace import AbstractArgument, is_ref
+from refs.errors import MissingRuleError
+
+
+def rule_of(eqn: Any, args: Sequence[Any], is_ours: bool) -> Rule | None:
+    """The rule that discharges an equation, or None if it is bound as it is.
+
+    A primitive that there is a rule for may make refs, and so may the jaxprs that it runs; or
+    `is_ours` says that it is concerned. Of others only the refs of the program count.
+    """
+    rule = rule_for(eqn.primitive)
+    if rule is not None:
+        return rule if is_ours or _involves_refs(eqn, args) else None
+    described = next(_taken(eqn, args), None)
+    if described is None:
+        return _discharge_inside if any(map(_makes_refs, _jax.jaxprs_in(eqn.params))) else None
+    raise MissingRuleError(
+        f"primitive `{eqn.primitive}` at {_jax.user_line(eqn)} takes {described}, and no "
+        "discharge rule is registered for it: read the ref before (`ref[...]`) and write "
+        "it after, or register a rule with `refs.extend.register`"
+    )
+
+
+def concerns_refs(primitive: Any, operands: Sequence[Any], inner: Sequence[Any]) -> bool:
+    """`rule_of`, before there is an equation: whether an operation is bound otherwise than it is.
+
+    `inner` are the jaxprs that it runs.
+    """
+    if any(map(is_ref, operands)) or primitive in (_jax.new_ref_p, _jax.empty_ref_p):
+        return True
+    if rule_for(primitive) is not None:
+        return any(map(touch_analysis.holds_refs, inner))
+    return any(touch_analysis.closed_over(closed) or _makes_refs(closed) for closed in inner)
+
+
+def _involves_refs(eqn: Any, args: Sequence[Any]) -> bool:
+    return (
+        any(isinstance(a, Cell) for a in args)
+        or any(_jax.is_ref_type(v.aval) for v in eqn.outvars)
+        or any(
+            touch_analysis.holds_refs(closed) or touch_analysis.closes_over_tracers(closed)
+            for closed in _jax.jaxprs_in(eqn.params)
+        )
+    )
+
+
+def _taken(eqn: Any, args: Sequence[Any]) -> Iterator[str]:
+    """What messages call the refs of the program that an equation takes."""
+    yield from (a.describe() for a in args if isinstance(a, Cell))
+    for closed in _jax.jaxprs_in(eqn.params):
+        yield from map(describe, touch_analysis.closed_over(closed))
+
+
+def _makes_refs(closed: Any) -> bool:
+    """True of a function of arrays that makes refs: a kernel is one of refs."""
+    return touch_analysis.uses_refs(closed) and not any(
+        _jax.is_ref_type(v.aval) for v in closed.jaxpr.invars
+    )
+
+
+def _discharge_inside(ctx: Any, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    """The equation as it is, but for what its jaxprs do with refs of their own."""
+
+    def pure(jaxpr: Any) -> Any:
+        closed = _jax.as_closed(jaxpr)
+        if closed is not jaxpr or not _makes_refs(closed):
+            return jaxpr
+        arguments = map(AbstractArgument, closed.in_avals)
+        return jax.make_jaxpr(lambda *xs: type(ctx)().eval(closed, xs))(*arguments)
+
+    return _jax.bind_eqn(_jax.map_closed(eqn, pure), args)

@@ -1,0 +1,90 @@
+"""What the rules of custom derivatives share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from refs import _jax
+from refs._discharge.cells import Cell
+from refs._discharge.interpreter import Context, Scope, merge
+from refs._tracing import touch_analysis
+from refs._tracing.touch_analysis import Touch
+from refs.errors import RefValueError
+
+
+def eval_rule(
+    ctx: Context, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], where: str
+) -> list[Any]:
+    """`ctx.eval_open` of a user's derivative rule, of which no analysis has known.
+
+    So it may do no more than its function to refs that lanes share.
+    """
+    for x, kind in _touched(jaxpr, consts, args):
+        if x.method and kind != Touch.NONE and kind.method != x.method:
+            raise RefValueError(
+                f"vmap: the derivative rule of the custom function at {where} reads or overwrites "
+                f"{x.describe()}, which all lanes share and the function only accumulates into: "
+                "only accumulate in the rule, too"
+            )
+    return ctx.eval_open(jaxpr, consts, args)
+
+
+def changed_by(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Cell]:
+    """The cells that a derivative rule changes."""
+    return [x for x, kind in _touched(jaxpr, consts, args) if kind.changes]
+
+
+def _touched(
+    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]
+) -> Iterator[tuple[Cell, Touch]]:
+    found = touch_analysis.touches(_Open(jaxpr, consts[: len(jaxpr.constvars)]))
+    for x, kind in zip((*consts, *args), (*found.consts, *found.inputs), strict=True):
+        if isinstance(x, Cell):
+            yield x, kind.settled(Touch.NONE)
+
+
+class _Open(NamedTuple):
+    """A jaxpr and its constants, as `touch_analysis.touches` wants them."""
+
+    jaxpr: Any
+    consts: Sequence[Any]
+
+
+def through(
+    scope: Scope,
+    closed: Any,
+    args: Sequence[Any],
+    given: tuple[Any, Any, Any],
+    smooth: Sequence[int],
+    where: str,
+) -> Callable[[list[Any]], list[Any]]:
+    """What a custom function does to the `smooth` part of its state, as a function of that.
+
+    It is evaluated besides the function's rule, to be differentiated, and mustn't be seen.
+    """
+    arrays, state, constants = given
+    if _jax.can_fail(closed):
+        raise RefValueError(
+            f"the derivative of what refs hold goes through the custom function at {where}, which "
+            "calls back into Python, and would once more: call back outside of it, or write the "
+            "refs there"
+        )
+
+    def part(values: list[Any]) -> list[Any]:
+        full = [*state]
+        for k, value in zip(smooth, values, strict=True):
+            full[k] = value
+        inside = scope.enter(full, constants, is_silent=True)
+        inside.ctx.eval(closed, inside.args(merge(args, arrays)))
+        return [inside.state[k] for k in smooth]
+
+    return part
+
+
+def is_smooth(x: Any) -> bool:
+    """True of values, and of symbolic zeros, that have derivatives."""
+    dtype = x.aval.dtype if _jax.is_symbolic_zero(x) else x.dtype
+    return jnp.issubdtype(dtype, jnp.inexact)

@@ -1,0 +1,68 @@
+"""The discharge of a whole program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from refs import _jax
+from refs._discharge.cells import Cell
+from refs._discharge.interpreter import Context
+from refs._discharge.program import Program
+from refs.errors import RefTypeError
+
+
+def discharge(closed_jaxpr: Any) -> Any:
+    """Turns an effectful jaxpr into a pure one: state in, new state out.
+
+    Args:
+      closed_jaxpr: a jaxpr over refs, such as `refs.make_jaxpr` or `jax.make_jaxpr` makes.
+
+    Returns:
+      A `ClosedJaxpr` without refs. Its inputs are the values of the refs that `closed_jaxpr`
+      closes over, in the order of its constants (those that inner jaxprs hold last), then
+      `closed_jaxpr`'s own inputs, with each ref replaced by its value. Its outputs are
+      `closed_jaxpr`'s own, then the final value of each ref, in the order of the inputs.
+
+    Raises:
+      MissingRuleError: if a ref reaches a primitive without a rule.
+      RefStateError: if a ref is used after `freeze` or `free_ref`.
+
+    >>> def f(r):
+    ...     r[...] += 1.0
+    >>> refs.discharge(refs.make_jaxpr(f)(refs.new_ref(jnp.zeros(3))))
+    { lambda ; a:f32[3]. let b:f32[3] = add a 1.0:f32[] in (b,) }
+    """
+    program = Program.of(closed_jaxpr)
+    in_avals = closed_jaxpr.in_avals
+
+    def pure(ref_values: list[Any], inputs: list[Any]) -> list[Any]:
+        cells = [Cell(v, _origin(r)) for v, r in zip(ref_values, program.refs, strict=True)]
+        args = [
+            Cell(x, getattr(aval, "origin", None)) if _jax.is_ref_type(aval) else x
+            for x, aval in zip(inputs, in_avals, strict=True)
+        ]
+        out = program.run(Context(), cells, args)
+        for x in out:
+            if isinstance(x, Cell):
+                raise RefTypeError(
+                    f"discharge of a jaxpr that returns {x.describe()}: return its value"
+                )
+        return [*out, *(c.read() for c in (*cells, *args) if isinstance(c, Cell))]
+
+    return jax.make_jaxpr(pure)(
+        [_array_type(_jax.typeof(r)) for r in program.refs], [_array_type(a) for a in in_avals]
+    )
+
+
+def _origin(ref: Any) -> Any:
+    return getattr(_jax.typeof(ref), "origin", None)
+
+
+def _array_type(aval: Any) -> Any:
+    """What `jax.make_jaxpr` takes for an array of a type, or of a ref's contents."""
+    array = aval.inner_aval if _jax.is_ref_type(aval) else aval
+    return jax.ShapeDtypeStruct(
+        array.shape, array.dtype, weak_type=getattr(array, "weak_type", False)
+    )

@@ -1,0 +1,394 @@
+"""The interpreter: evaluates an effectful jaxpr with each ref a mutable cell.
+
+Two environments in one: a variable of array type has a value, written once; a variable of ref type
+has a `Cell`, whose value changes. Two variables may share a cell, so aliases need no special case.
+Equations without refs are evaluated as they are; for the others the registered rule decides.
+
+Evaluated on tracers, that is the discharge of a program: what comes out is pure. Rules for loops,
+branches and calls go through `Context.scope`, which turns an inner jaxpr into a pure function of
+arrays and state: state in, new state out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from refs import _jax
+from refs._callbacks.primitives import host_callback_p
+from refs._discharge.cells import Cell, Row, root
+from refs._discharge.concerned import rule_of
+from refs._discharge.lanes import Lanes, Sum
+from refs._discharge.late_rules import Bindings, Frame, late, untouched
+from refs._handles.access import describe
+from refs._tracing import derivative_rules, touch_analysis
+from refs._tracing.derivative_rules import has_custom_vjp
+from refs._tracing.touch_analysis import Touch
+from refs.errors import RefEscapeError
+
+
+class Context:
+    """One interpretation, or one body within it.
+
+    Attributes:
+      cells: the cell of each concrete ref, by the ref's id.
+      differentiated: whether what comes of it may be differentiated.
+      keeps_reads: whether what is read from refs is stored for the backward pass, of all else.
+      repeats: whether a backward pass would run this again.
+      lanes: in the lanes of `refs.vmap`, what is known of them.
+      held: what derivative rules may do to a ref that is given to their function and not touched.
+    """
+
+    def __init__(
+        self,
+        outer: Context | None = None,
+        around: Bindings | None = None,
+        inside: Callable[[Cell], Cell | None] = lambda cell: cell,
+        differentiated: bool = False,
+        lanes: Lanes | None = None,
+        held: Touch = Touch.NONE,
+    ):
+        self.differentiated = differentiated if outer is None else outer.differentiated
+        self.keeps_reads = outer is not None and outer.keeps_reads
+        self.repeats = outer is not None and outer.repeats
+        self.lanes = lanes
+        self.held = held if outer is None else outer.held
+        self._frames: list[Frame] = []
+        self.cells: dict[int, Cell] = {}
+        self._memo: dict[Any, Any] = {}
+        self._around, self._inside = around, inside
+
+    def eval(self, closed: Any, args: Sequence[Any]) -> list[Any]:
+        """Interprets a closed jaxpr in place: `args` are values and cells, and so are results."""
+        consts = [
+            self.cell_of(c)
+            if isinstance(c, _jax.NativeRef)
+            else self.resolve(c)
+            if isinstance(c, _jax.Tracer)
+            else c
+            for c in closed.consts
+        ]
+        return self.eval_open(closed.jaxpr, consts, args)
+
+    def eval_open(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        """`eval` of a jaxpr whose constants are given, as values and cells."""
+        # Where the constants aren't attached, the newest JAX has their variables among the inputs.
+        frame = Frame(jaxpr)
+        frame.write((*jaxpr.constvars, *jaxpr.invars), (*consts, *args))
+
+        def value(atom: Any) -> Any:
+            return atom.val if isinstance(atom, _jax.Literal) else frame.env[atom]
+
+        with self._frame(frame):
+            for k, eqn in enumerate(jaxpr.eqns):
+                with _jax.at_source_of(eqn):
+                    out = self.eval_eqn(jaxpr, k, [value(v) for v in eqn.invars])
+                frame.write(eqn.outvars, out)
+            return [value(v) for v in jaxpr.outvars]
+
+    def eval_eqn(self, jaxpr: Any, k: int, args: Sequence[Any]) -> list[Any]:
+        """The `k`-th equation: by its rule if refs are involved, as it is otherwise."""
+        eqn = jaxpr.eqns[k]
+        # In lanes that part, a callback is made for those only that come by.
+        calls_host = self.lanes is not None and _calls_host(eqn)
+        is_ours = calls_host or self._may_touch_later(eqn) or self._touches_in_rules(eqn)
+        rule = rule_of(eqn, args, is_ours)
+        if rule is not None:
+            return rule(self, eqn, args)
+        if self.differentiated or self.lanes is not None:
+            eqn = late(jaxpr, k, self.bindings(), self._memo)
+        return _jax.bind_eqn(eqn, args)
+
+    def _may_touch_later(self, eqn: Any) -> bool:
+        """Lanes that part take along which of them come by, to the backward pass too."""
+        return self.lanes is not None and (
+            _jax.is_custom_vjp(eqn)
+            or any(has_custom_vjp(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
+        )
+
+    def _touches_in_rules(self, eqn: Any) -> bool:
+        return self.differentiated and any(True for _ in derivative_rules.touched_by_rules(eqn))
+
+    def is_used(self, var: Any) -> bool:
+        """True if anything uses an output of the equation under way."""
+        return var in touch_analysis.used(self._frames[-1].jaxpr)
+
+    def cell_of(self, ref: Any) -> Cell:
+        """The cell of a concrete ref."""
+        if id(ref) not in self.cells:
+            raise untouched(describe(ref))
+        return self.cells[id(ref)]
+
+    def memoised(self, key: Any, alive: Any, make: Callable[[], Any]) -> Any:
+        """`make()`, once for each key in this body.
+
+        `alive` is what the key names by its id: it is kept from being collected meanwhile.
+        """
+        if key not in self._memo:
+            self._memo[key] = (alive, make())
+        return self._memo[key][1]
+
+    def scope(self, *calls: tuple[Any, Sequence[Any]], rules_of: Any = None) -> Scope:
+        """Prepares inner jaxprs, each with its operands, to be run as pure functions.
+
+        `rules_of` is their equation, if it has derivative rules of the user's.
+        """
+        return Scope(self, calls, rules_of)
+
+    @contextmanager
+    def where(self, flag: Any) -> Iterator[Lanes]:
+        """Meanwhile, only the lanes for which `flag` is true take part."""
+        lanes = self.lanes
+        assert lanes is not None
+        self.lanes = lanes.where(flag)
+        try:
+            yield self.lanes
+        finally:
+            self.lanes = lanes
+
+    def bindings(self) -> Bindings:
+        """What variables and refs stand for here."""
+        frames = tuple(frame.known for frame in reversed(self._frames))
+        return Bindings(frames, self.cells, self._around, self._inside)
+
+    def resolve(self, const: Any) -> Any:
+        """The value or cell, here, of a constant of a rule that was traced long after."""
+        found = self.bindings().find(const)
+        return self.cell_of(found) if isinstance(found, _jax.NativeRef) else found
+
+    @contextmanager
+    def _frame(self, frame: Frame) -> Iterator[None]:
+        self._frames.append(frame)
+        try:
+            yield
+        finally:
+            self._frames.pop()
+            if not self._frames:
+                # It holds tracers, through functions that hold this context.
+                self._memo.clear()
+
+
+def _calls_host(eqn: Any) -> bool:
+    return eqn.primitive is host_callback_p or any(
+        _jax.any_equation(inner, lambda e: e.primitive is host_callback_p)
+        for inner in _jax.jaxprs_in(eqn.params)
+    )
+
+
+class Scope:
+    """Inner jaxprs of one equation as pure functions over one state.
+
+    Attributes:
+      written: the outer cells that any of the jaxprs changes, distinct.
+      read: the outer cells that they only read.
+      portable: whether a function made in this scope serves any refs that alias in the same way.
+      sums: the distinct refs among them that lanes share and accumulate into.
+    """
+
+    def __init__(self, ctx: Context, calls: Sequence[tuple[Any, Sequence[Any]]], rules_of: Any):
+        self._ctx = ctx
+        self.bindings = ctx.bindings()
+        least = Touch.NONE if rules_of is None else Touch.HELD
+        touched: list[tuple[Cell, Touch]] = []
+        self.portable = True
+        for closed, args in calls:
+            # What a backward rule touches are the refs of this very call.
+            self.portable &= not has_custom_vjp(closed.jaxpr)
+            if not ctx.differentiated:
+                found = touch_analysis.touches(closed)
+            elif rules_of is None:
+                found = derivative_rules.touches(closed)
+            else:
+                found = derivative_rules.touches_of_call(rules_of, closed)
+            for arg, kind in zip(args, found.inputs, strict=True):
+                if isinstance(arg, Cell):
+                    touched.append((arg, kind or least))
+            for const, kind in (*zip(closed.consts, found.consts, strict=True), *found.hidden):
+                if isinstance(const, _jax.NativeRef):
+                    self.portable = False
+                    # One that isn't known here is a rule's, which needn't be asked.
+                    if isinstance(cell := self.bindings.find(const), Cell):
+                        touched.append((cell, kind))
+        # Rows of one ref may be the same row, or the ref itself may be here too: then it is the
+        # ref that is state, and its rows are read and written within it.
+        sums = {id(cell.ref): cell.ref for cell, _ in touched if isinstance(cell, Sum)}
+        self.sums = list(sums.values())
+        touched = [(cell, kind) for cell, kind in touched if not isinstance(cell, Sum)]
+        self.portable &= not self.sums
+        sharing: dict[int, set[int]] = {}
+        for cell, _ in touched:
+            sharing.setdefault(id(root(cell)), set()).add(id(cell))
+        kinds: dict[int, tuple[Cell, Touch]] = {}
+        for cell, kind in touched:
+            if isinstance(cell, Row) and len(sharing[id(root(cell))]) > 1:
+                cell = root(cell)
+                self.portable = False
+            kinds[id(cell)] = (cell, kinds.get(id(cell), (cell, Touch.NONE))[1] | kind)
+        self._held = {key for key, (_, kind) in kinds.items() if kind == Touch.HELD}
+        kinds = {key: (c, kind.settled(ctx.held)) for key, (c, kind) in kinds.items()}
+        self.written = [c for c, kind in kinds.values() if kind.changes]
+        self.read = [c for c, kind in kinds.values() if kind == Touch.READ]
+        self._idle = [c for c, kind in kinds.values() if kind == Touch.NONE]
+
+    def is_held(self, cell: Cell) -> bool:
+        """Whether only derivative rules may touch the ref, not their function."""
+        return id(cell) in self._held
+
+    @property
+    def state(self) -> list[Any]:
+        """The values of the written cells now."""
+        return [c.read() for c in self.written]
+
+    @property
+    def constants(self) -> list[Any]:
+        """The values of the cells that are only read, and what a body knows of its lanes."""
+        lanes = self._ctx.lanes
+        return [*(c.read() for c in self.read), *(lanes.operands if lanes is not None else [])]
+
+    def in_lanes(self, constants: Sequence[Any], lanes: Lanes) -> list[Any]:
+        """`constants` for a body that runs in these lanes."""
+        return [*constants[: len(self.read)], *lanes.operands]
+
+    def update(self, state: Sequence[Any]) -> None:
+        """Gives the written cells their new values."""
+        for cell, value in zip(self.written, state, strict=True):
+            cell.write(value)
+
+    def enter(
+        self,
+        state: Sequence[Any],
+        constants: Sequence[Any],
+        sums: Sequence[Any] | None = None,
+        is_silent: bool = False,
+    ) -> Inside:
+        """A body, in which the cells hold these values, and `sums` stand for those outside.
+
+        Nothing is added to one that is None, and with `is_silent` to none.
+        """
+        return Inside(self._ctx, self, state, constants, sums, is_silent)
+
+    def function(self, closed: Any, args: Sequence[Any]) -> Callable[..., Any]:
+        """One of the jaxprs as `f(arrays, state, constants) -> (outputs, new state)`."""
+
+        def called(arrays: list[Any], state: list[Any], constants: list[Any]) -> Any:
+            return self.run(closed, merge(args, arrays), state, constants)
+
+        return called
+
+    def call(self, called: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
+        """Applies what was made of such a function to the operands and cells as they are now."""
+        out, state = called(split(args), self.state, self.constants)
+        self.update(state)
+        return out
+
+    def run(
+        self, closed: Any, args: Sequence[Any], state: Sequence[Any], constants: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Runs one of the jaxprs on inner arrays and outer cells: (outputs, new state)."""
+        return self.enter(state, constants).run(closed, args)
+
+
+class Inside:
+    """The inside of a body: its own context and cells."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        scope: Scope,
+        state: Sequence[Any],
+        constants: Sequence[Any],
+        sums: Sequence[Any] | None,
+        is_silent: bool,
+    ):
+        inner_sums = scope.sums if sums is None else sums
+        sum_of = {id(r): s for r, s in zip(scope.sums, inner_sums, strict=True)}
+        only_read = "which the primal function only reads: a custom rule may not write it either"
+
+        def inner(outer: Cell, value: Any, sealed: str | None = None) -> Cell:
+            cell = Cell(value, outer.origin, sealed, outer.target)
+            cell.method, cell.number = outer.method, outer.number
+            cell.changes = outer.changes or sealed is None
+            return cell
+
+        self._written = [inner(c, v) for c, v in zip(scope.written, state, strict=True)]
+        values = constants[: len(scope.read)]
+        read = [inner(c, v, only_read) for c, v in zip(scope.read, values, strict=True)]
+        idle = [inner(c, None) for c in scope._idle]
+        inner_of = {
+            id(outer): inner
+            for outers, inners in (
+                (scope.written, self._written),
+                (scope.read, read),
+                (scope._idle, idle),
+            )
+            for outer, inner in zip(outers, inners, strict=True)
+        }
+        counterparts = _Counterparts(inner_of, sum_of, is_silent)
+        self.cell = counterparts.cell
+        self.ctx = Context(ctx, scope.bindings, counterparts.find)
+        if ctx.lanes is not None:
+            self.ctx.lanes = ctx.lanes.inside(constants[len(scope.read) :])
+        self.ctx.cells = {
+            ref: self.cell(cell)
+            for ref, cell in ctx.cells.items()
+            if isinstance(cell, Sum) or id(cell) in inner_of
+        }
+
+    @property
+    def state(self) -> list[Any]:
+        return [c.read() for c in self._written]
+
+    def run(self, closed: Any, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Runs a jaxpr on inner arrays and outer cells: (outputs, new state)."""
+        out = self.ctx.eval(closed, self.args(args))
+        _check_no_ref_returned(out)
+        return out, self.state
+
+    def args(self, args: Sequence[Any]) -> list[Any]:
+        """Arguments with outer cells replaced by those inside."""
+        return [self.cell(a) if isinstance(a, Cell) else a for a in args]
+
+
+class _Counterparts(NamedTuple):
+    """The cells of a body. Its context holds them, not the body: a cycle would keep refs."""
+
+    inner_of: dict[int, Cell]
+    sum_of: dict[int, Any]
+    is_silent: bool
+
+    def cell(self, outer: Cell) -> Cell:
+        """The cell, inside, of an outer cell."""
+        if isinstance(outer, Sum):
+            ref = self.sum_of.get(id(outer.ref), outer.ref)
+            return outer.of(outer.ref if ref is None else ref, self.is_silent or ref is None)
+        if isinstance(outer, Row) and id(outer) not in self.inner_of:
+            return Row(self.cell(outer.whole), outer.index)
+        return self.inner_of[id(outer)]
+
+    def find(self, outer: Cell) -> Cell | None:
+        """`cell`, or None if the scope doesn't have it."""
+        try:
+            return self.cell(outer)
+        except KeyError:
+            return None
+
+
+def _check_no_ref_returned(out: Sequence[Any]) -> None:
+    for x in out:
+        if isinstance(x, Cell):
+            raise RefEscapeError(
+                f"{x.describe()} is returned from the body of a loop, a branch or an inner "
+                "function: return its value, `ref[...]`"
+            )
+
+
+def split(args: Sequence[Any]) -> list[Any]:
+    """The array operands among `args`."""
+    return [a for a in args if not isinstance(a, Cell)]
+
+
+def merge(args: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    """`args` with its array operands replaced."""
+    rest = iter(arrays)
+    return [a if isinstance(a, Cell) else next(rest) for a in args]

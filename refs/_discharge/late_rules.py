@@ -1,0 +1,254 @@
+"""What rules of custom derivatives close over: they are traced when they are needed.
+
+By then the trace may have ended in which a rule was written. What it closes over is a concrete ref,
+an array, or a tracer, which is known by its variable. So an equation with such rules takes along
+what the variables stand for where it stands. Otherwise it goes to JAX as it is.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+import jax
+
+from refs import _jax
+from refs._discharge.cells import Cell
+from refs._discharge.registry import rule_for
+from refs._handles.access import describe
+from refs._tracing import touch_analysis
+from refs._tracing.derivative_rules import has_custom_rules
+from refs._tracing.trace import PartlyKnown
+from refs.errors import RefEscapeError, RefStateError
+
+
+class Frame:
+    """A jaxpr under way, and the values and cells of its variables.
+
+    Attributes:
+      env: all of them.
+      known: those that last, and all others while the frame is there.
+    """
+
+    __slots__ = ("__weakref__", "_trace", "env", "jaxpr", "known")
+
+    def __init__(self, jaxpr: Any):
+        self.jaxpr = jaxpr
+        self.env: dict[Any, Any] = {}
+        self.known = Known({}, ref(self))
+        # What JAX batches or differentiates now is of no use to anybody when that has ended. And
+        # it may hold the rules that have come by, which hold what is known.
+        self._trace = None if _jax.is_staging() else _jax.current_trace()
+
+    def write(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        self.env.update(zip(variables, values, strict=True))
+        for var, x in zip(variables, values, strict=True):
+            if not isinstance(x, _jax.Tracer) or x._trace is not self._trace:
+                self.known.lasting[var] = x
+
+
+class Known(NamedTuple):
+    """What the variables of a frame stand for, as far as it is known when somebody asks."""
+
+    lasting: dict[Any, Any]
+    frame: ReferenceType[Frame]
+
+    def get(self, var: Any) -> Any:
+        """The value or cell, or None."""
+        frame = self.frame()
+        return (self.lasting if frame is None else frame.env).get(var)
+
+
+class Bindings(NamedTuple):
+    """What variables and refs stand for at a point of an interpretation.
+
+    Attributes:
+      frames: what is known of the variables of the jaxprs under way, the innermost first.
+      cells: the cell of each concrete ref, by the ref's id.
+      outer: the same where the body under way is run, if it is one.
+      inside: the cell, in this body, of a cell of `outer`, or None.
+    """
+
+    frames: tuple[Known, ...]
+    cells: dict[int, Cell]
+    outer: Bindings | None
+    inside: Callable[[Cell], Cell | None]
+
+    def find(self, const: Any) -> Any:
+        """The value or cell that a constant of a rule stands for here; itself, if there is none."""
+        here = self._here(const)
+        if here is not None or self.outer is None:
+            return const if here is None else here
+        found = self.outer.find(const)
+        if not isinstance(found, Cell):
+            return found
+        return self.inside(found) or const
+
+    def target(self, const: Any) -> Any:
+        """What it is once the interpretation has ended: of a ref, the ref itself or None."""
+        here = self._here(const)
+        if here is None:
+            return const if self.outer is None else self.outer.target(const)
+        return here.target if isinstance(here, Cell) else here
+
+    def _here(self, const: Any) -> Any:
+        if id(const) in self.cells:
+            return self.cells[id(const)]
+        var = _jax.var_of(const) if isinstance(const, _jax.Tracer) else None
+        if isinstance(var, _jax.Literal):
+            return var.val
+        found = (known.get(var) for known in self.frames)
+        return next((x for x in found if x is not None), None)
+
+
+def untouched(described: str) -> RefStateError:
+    return RefStateError(
+        f"a custom derivative rule touches {described}, which the function that it is "
+        "the rule of doesn't: touch the ref there too, or write it in the backward rule"
+    )
+
+
+def late(jaxpr: Any, k: int, bindings: Bindings, known: dict[Any, Any]) -> Any:
+    """The `k`-th equation of a jaxpr, without refs, the rules in which find what they close over.
+
+    `known` keeps what was made of a jaxpr, so that one that is called many times stays one.
+    """
+    return _Late(bindings, known).equation(jaxpr.eqns[k], _closed_in(jaxpr, k).add)
+
+
+class _Late(NamedTuple):
+    # No functions that call each other: they would be a cycle, and keep refs until a collection.
+    bindings: Bindings
+    known: dict[Any, Any]
+
+    def equation(
+        self,
+        eqn: Any,
+        found_closed: Callable[[_Rule], None],
+    ) -> Any:
+        if not _jax.has_rules(eqn):
+            # Of a primitive that isn't JAX's own, who knows what else depends on its jaxprs.
+            return eqn if rule_for(eqn.primitive) is None else _jax.map_jaxprs(eqn, self.jaxpr)
+        where = _jax.user_line(eqn)
+
+        def backward(rule: Callable[..., Any], given: Sequence[Any]) -> Any:
+            def run(traced: Any, arrays: Sequence[Any]) -> list[Any]:
+                if _are_arrays(traced.consts):
+                    found_closed(_Rule.BACKWARD)
+                consts = [found_later(c, self.bindings, where) for c in traced.consts]
+                return _jax.eval_jaxpr(_jax.with_equations(traced, self.jaxpr), consts, arrays)
+
+            return apply_backward(rule, given, run)
+
+        def forward(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, list[Any]]:
+            if _are_arrays(consts):
+                found_closed(_Rule.FORWARD)
+            found = [self.bindings.find(c) for c in consts]
+            for x in found:
+                if isinstance(x, Cell | _jax.NativeRef):
+                    raise untouched(x.describe() if isinstance(x, Cell) else describe(x))
+            return self.jaxpr(jaxpr), found
+
+        return _jax.with_rules(eqn, forward, backward)
+
+    def jaxpr(self, jaxpr: Any) -> Any:
+        key = (jaxpr, *map(id, self.bindings.frames))
+        if key not in self.known and is_open(jaxpr):
+            eqns = [self.equation(e, _closed_in(jaxpr, k).add) for k, e in enumerate(jaxpr.eqns)]
+            self.known[key] = self.bindings, jaxpr.replace(eqns=eqns)
+        return self.known[key][1] if key in self.known else jaxpr
+
+
+class _Rule(enum.Enum):
+    FORWARD = enum.auto()
+    BACKWARD = enum.auto()
+
+
+def _are_arrays(consts: Sequence[Any]) -> bool:
+    return not any(isinstance(c, _jax.Tracer | _jax.NativeRef) for c in consts)
+
+
+def is_open(jaxpr: Any) -> bool:
+    """Whether rules in a jaxpr may close over what only bindings tell, or touch refs.
+
+    JAX compiles a jaxpr anew for each rule that is new. So once its rules are known to close over
+    nothing but arrays, it goes to JAX as it is.
+    """
+    return has_custom_rules(jaxpr) and any(
+        not _is_closed(jaxpr, k, eqn)
+        if _jax.has_rules(eqn)
+        else any(is_open(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
+        for k, eqn in enumerate(jaxpr.eqns)
+    )
+
+
+def _is_closed(jaxpr: Any, k: int, eqn: Any) -> bool:
+    """Whether the rules of an equation are known to close over nothing but arrays."""
+    found = _closed_in(jaxpr, k)
+    if not _jax.is_custom_vjp(eqn) and _Rule.FORWARD not in found and not _takes_refs(eqn):
+        with suppress(Exception):  # JAX may never ask for it. If it does, this is raised then.
+            _, consts, _ = _jax.forward_rule(eqn)
+            if _are_arrays(consts):
+                found.add(_Rule.FORWARD)
+    return found >= ({*_Rule} if _jax.is_custom_vjp(eqn) else {_Rule.FORWARD})
+
+
+def _takes_refs(eqn: Any) -> bool:
+    return any(_jax.is_ref_type(v.aval) for v in eqn.invars) or any(
+        map(touch_analysis.holds_refs, _jax.jaxprs_in(eqn.params))
+    )
+
+
+def _closed_in(jaxpr: Any, k: int) -> set[_Rule]:
+    return _closed.setdefault(jaxpr, {}).setdefault(k, set())
+
+
+# Of a jaxpr's equations: which rules close over nothing that isn't an array, as far as is known.
+_closed: WeakKeyDictionary[Any, dict[int, set[_Rule]]] = WeakKeyDictionary()
+
+
+def apply_backward(
+    rule: Callable[..., Any], given: Sequence[Any], run: Callable[..., list[Any]]
+) -> Any:
+    """`rule(*given)`, a user's backward rule, on what it closes over now that it runs.
+
+    It is traced by itself, and `run(jaxpr, arrays)`. What isn't traced stays what it is.
+    """
+    is_traced = [isinstance(x, _jax.Tracer) for x in given]
+    tree: Any = None
+
+    def traced_rule(arrays: list[Any]) -> list[Any]:
+        nonlocal tree
+        rest = iter(arrays)
+        out = rule(*(next(rest) if t else x for x, t in zip(given, is_traced, strict=True)))
+        leaves, tree = jax.tree.flatten(PartlyKnown(out))
+        return leaves
+
+    arrays = [x for x, t in zip(given, is_traced, strict=True) if t]
+    results = run(jax.make_jaxpr(traced_rule)(arrays), arrays)
+    return jax.tree.unflatten(tree, results)
+
+
+def found_later(const: Any, bindings: Bindings, where: str) -> Any:
+    """What a constant of a backward rule stands for, now that the backward pass runs."""
+    if isinstance(const, _jax.NativeRef) and jax.sharding.get_abstract_mesh().manual_axes:
+        raise RefEscapeError(
+            f"the backward rule at {where} touches {describe(const)} inside of "
+            "shard_map, where a ref from outside can't be written after the forward pass: "
+            "return what it writes as a cotangent, or apply shard_map inside"
+        )
+    found = bindings.target(const)
+    if found is None:
+        raise gone(describe(const), where)
+    return found
+
+
+def gone(described: str, where: str) -> RefEscapeError:
+    return RefEscapeError(
+        f"the backward rule at {where} touches {described}, which is gone when the "
+        "backward pass runs: it was made inside the differentiated function, is an argument "
+        "of a mapped one, or belongs to a pure one. Use a ref made outside, and `refs.grad`"
+    )

@@ -1,0 +1,306 @@
+"""Discharge without a jaxpr: a trace in which refs are cells, and all else is as it is outside.
+
+Python sees in it what it would see without refs: concrete values, or the tracers of the
+transformation that is under way. So it may look at them, print them and branch on them.
+
+An operation that touches a ref is discharged by the same rules as an equation (`Context`); any
+other is bound in the trace around this one. A custom function goes to that trace as it is, with its
+rules, so that these see what they would see without refs, too. JAX runs them outside of this trace,
+though, where a ref isn't what it is here. So if one touches a ref, it is stopped there, and the
+function is discharged as an equation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from refs import _jax
+from refs._discharge.cells import Cell
+from refs._discharge.concerned import concerns_refs
+from refs._discharge.interpreter import Context
+from refs._discharge.late_rules import is_open
+from refs._discharge.program import Program
+from refs._discharge.recurring import call, made_of
+from refs._handles import access
+from refs._handles.ref_type import RefType
+from refs._tracing.derivative_rules import has_custom_vjp, touched_by_rules
+from refs._tracing.touch_analysis import Touch
+from refs._tracing.trace import AbstractArgument, is_ref, ref_type
+from refs.errors import RefEscapeError
+
+
+class OpByOp(_jax.Trace):
+    """Runs a function's operations one by one.
+
+    Attributes:
+      parent: the trace that operations without refs are bound in.
+      outside: the one that refs from outside are refs of: that around the transformation.
+      is_differentiated: whether `parent` differentiates.
+      is_guard: whether a ref from outside may not be touched.
+      can_fail: whether an operation has come by that may fail when it runs.
+      has_custom_vjp: whether a function with a user's backward rule has.
+      is_over: whether the function has ended, and with it the refs that it has made.
+    """
+
+    def __init__(
+        self, parent: Any, outside: Any, is_differentiated: bool = False, is_guard: bool = False
+    ):
+        super().__init__()
+        self.parent, self.outside = parent, outside
+        self.is_differentiated, self.is_guard = is_differentiated, is_guard
+        self.requires_low = parent.requires_low
+        self.can_fail = self.has_custom_vjp = self.is_over = False
+        self._opened: dict[int, _Opened] = {}
+
+    # -- refs -----------------------------------------------------------------------------------
+
+    def open(self, ref: Any, value: Any) -> None:
+        """Says what a ref from outside holds at first."""
+        cell = Cell(value, getattr(_jax.typeof(ref), "origin", None), target=ref)
+        self._opened[id(ref)] = _Opened(ref, cell, value)
+
+    def make(self, value: Any, origin: Any) -> RefTracer:
+        """A new ref."""
+        cell = Cell(None, origin)
+        cell.made_here = True
+        cell.write(value)
+        inner = _jax.AbstractRef(_jax.typeof(cell.read()))
+        return RefTracer(self, RefType.of(inner, origin), cell)
+
+    def cell_of(self, ref: Any) -> Cell:
+        """What a ref is in here."""
+        if self.has_made(ref):
+            ref.cell.origin = getattr(ref.aval, "origin", None)  # JAX has made it without one.
+            return ref.cell
+        if self.is_guard:
+            raise TouchedError(ref)
+        if isinstance(ref, RefTracer) and ref._trace.is_over:
+            raise RefEscapeError(
+                f"use of {access.describe(ref)}, which was made inside a differentiated function, "
+                "when that has ended: a backward rule, which runs later, can't touch it. Use a ref "
+                "made outside"
+            )
+        if id(ref) not in self._opened:
+            self.open(ref, self.read(ref))
+        return self._opened[id(ref)].cell
+
+    def read(self, ref: Any) -> Any:
+        """What a ref from outside holds now."""
+        with _jax.set_current_trace(self.outside):
+            return access.get(ref)
+
+    def has_made(self, x: Any) -> bool:
+        """Whether it is a ref made in here."""
+        return isinstance(x, RefTracer) and x._trace is self
+
+    @property
+    def opened(self) -> list[Any]:
+        """The refs from outside that have been touched."""
+        return [x.ref for x in self._opened.values()]
+
+    @property
+    def written(self) -> tuple[list[Any], list[Any]]:
+        """The refs from outside that have been written, and what they hold now."""
+        changed = [x for x in self._opened.values() if x.cell.read() is not x.before]
+        return [x.ref for x in changed], [x.cell.read() for x in changed]
+
+    def end(self) -> None:
+        """The function has ended. JAX may keep the trace in the rules that it has traced inside."""
+        self.is_over = True
+        self._opened.clear()
+
+    # -- what JAX asks of a trace -----------------------------------------------------------------
+
+    def process_primitive(
+        self, primitive: Any, operands: Sequence[Any], params: dict[str, Any], /
+    ) -> Any:
+        inner = [*_jax.jaxprs_in(params)] if params else []
+        self._note(primitive, inner)
+        concerns_us = concerns_refs(primitive, operands, inner)
+        if not concerns_us and not self._has_rules(inner):
+            return self.bind(primitive, operands, params, inner)
+        jaxpr = _jax.as_jaxpr(primitive, [_type_of(x) for x in operands], params)
+        if not concerns_us and not any(True for _ in touched_by_rules(*jaxpr.eqns)):
+            return self.bind(primitive, operands, params, inner)
+        out = self._discharged(jaxpr, operands, made_of(primitive, params))
+        return out if primitive.multiple_results else out[0]
+
+    def call(self, closed: Any, operands: Sequence[Any]) -> list[Any]:
+        """The outputs of a jaxpr that may come again, for values and refs."""
+        self._note(_jax.jit_p, [closed])
+        return self._discharged(closed, operands, made_of(_jax.jit_p, {"jaxpr": closed}))
+
+    def _note(self, primitive: Any, inner: Sequence[Any]) -> None:
+        self.can_fail |= _jax.can_fail_itself(primitive) or any(map(_jax.can_fail, inner))
+        self.has_custom_vjp |= any(has_custom_vjp(closed.jaxpr) for closed in inner)
+
+    def process_custom_jvp_call(
+        self, primitive: Any, fun: Any, jvp: Any, operands: Any, /, **params: Any
+    ) -> Any:
+        return self._process_custom(primitive, (fun, jvp), operands, params)
+
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, operands: Any, /, **params: Any
+    ) -> Any:
+        self.has_custom_vjp = True
+        return self._process_custom(primitive, (fun, fwd, bwd), operands, params)
+
+    def process_shard_map(self, primitive: Any, fun: Any, operands: Any, /, **params: Any) -> Any:
+        if any(map(is_ref, operands)):
+            return self._traced(primitive, (fun,), operands, params)
+        try:
+            with _jax.set_current_trace(self.parent):
+                return primitive.bind(*operands, subfuns=(_guarded(fun),), **params)
+        except TouchedError as touched:
+            raise RefEscapeError(
+                f"{access.describe(touched.args[0])} is touched inside of shard_map, which "
+                "doesn't take refs from outside: pass it as an argument to `refs.shard_map`. A "
+                "backward rule may return what it writes as a cotangent, or apply shard_map inside"
+            ) from None
+
+    def process_call(self, primitive: Any, fun: Any, operands: Any, params: Any, /) -> Any:
+        with _jax.set_current_trace(self):
+            return _jax.call_wrapped(fun, operands)
+
+    def stage_value(self, value: Any) -> Any:
+        with _jax.set_current_trace(self.parent):
+            return self.parent.stage_value(value)
+
+    def cur_qdd(self, x: Any) -> Any:
+        with _jax.set_current_trace(self.parent):
+            return self.parent.cur_qdd(x)
+
+    def bind(
+        self,
+        primitive: Any,
+        operands: Sequence[Any],
+        params: dict[str, Any],
+        inner: Sequence[Any],
+    ) -> Any:
+        """Applies a primitive that no refs are concerned in, nor in the jaxprs that it runs."""
+        with _jax.set_current_trace(self.parent):
+            return primitive.bind(*operands, **params)
+
+    def _has_rules(self, inner: Sequence[Any]) -> bool:
+        """Whether derivative rules may touch a ref."""
+        return self.is_differentiated and any(is_open(c.jaxpr) for c in inner)
+
+    # -- how it is done ---------------------------------------------------------------------------
+
+    def _discharged(
+        self, jaxpr: Any, operands: Sequence[Any], made: dict[Any, Any] | None = None
+    ) -> list[Any]:
+        """The outputs of a jaxpr, for values and refs. `made` is what has been made of it."""
+        held = Touch.READ | Touch.WRITE if self.is_differentiated else Touch.NONE
+        program = Program.of(jaxpr, self.is_differentiated and made is None)
+        args = [self.cell_of(x) if is_ref(x) else x for x in operands]
+        closed_over = [*map(self.cell_of, program.refs)]
+        n = len(closed_over)
+
+        def context() -> Context:
+            return Context(differentiated=self.is_differentiated, held=held)
+
+        def evaluate(context: Context, given: Sequence[Any]) -> list[Any]:
+            # A rule may close over a ref that its function is given.
+            refs = zip(operands, given[n:], strict=True)
+            context.cells = {id(x): cell for x, cell in refs if is_ref(x)}
+            return program.run(context, given[:n], given[n:])
+
+        with _jax.set_current_trace(self.parent):
+            if made is None:
+                out = evaluate(context(), [*closed_over, *args])
+            else:
+                out = call(made, evaluate, context, [*closed_over, *args])
+        names = {id(a): x for a, x in zip(args, operands, strict=True) if isinstance(a, Cell)}
+
+        def outside(x: Any, var: Any) -> Any:
+            if not isinstance(x, Cell):
+                return x
+            return names[id(x)] if id(x) in names else RefTracer(self, var.aval, x)
+
+        return [outside(x, v) for x, v in zip(out, jaxpr.jaxpr.outvars, strict=True)]
+
+    def _process_custom(
+        self, primitive: Any, funs: Sequence[Any], operands: Sequence[Any], params: dict[str, Any]
+    ) -> Any:
+        """A function and its rules. The backward rule runs when all is over here."""
+        if self.parent is _jax.eval_trace:  # Nobody wants a derivative.
+            with _jax.set_current_trace(self):
+                return _jax.call_wrapped(funs[0], operands)
+        if not any(map(is_ref, operands)):
+            guarded = (*map(_guarded, funs[:2]), *funs[2:])
+            is_part, token = _is_attempt.get(), _is_attempt.set(True)
+            try:
+                with _jax.set_current_trace(self.parent):
+                    return primitive.bind(*operands, subfuns=guarded, **params)
+            except TouchedError:
+                if is_part:  # What is broken off must not have changed a ref: all of it is.
+                    raise
+            finally:
+                _is_attempt.reset(token)
+        out = self._traced(primitive, funs, operands, params)
+        _jax.settle_result_tree(*funs[:2])
+        return out
+
+    def _traced(
+        self, primitive: Any, funs: Sequence[Any], operands: Sequence[Any], params: dict[str, Any]
+    ) -> Any:
+        types = [AbstractArgument(_type_of(x)) for x in operands]
+        with _jax.set_current_trace(self.parent):
+            jaxpr, as_given = _jax.trace_functions(primitive, funs, types, params)
+        return as_given(self._discharged(jaxpr, operands))
+
+
+class RefTracer(_jax.Tracer):
+    """A ref that was made in an `OpByOp`."""
+
+    __slots__ = ("cell",)
+
+    def __init__(self, trace: OpByOp, aval: Any, cell: Cell):
+        super().__init__(trace, aval)
+        self.cell = cell
+
+
+_jax.register_tracer(RefTracer)
+
+
+class _Opened:
+    """A ref from outside: its cell, and what it held before."""
+
+    __slots__ = ("before", "cell", "ref")
+
+    def __init__(self, ref: Any, cell: Cell, before: Any):
+        self.ref, self.cell, self.before = ref, cell, before
+
+
+class TouchedError(BaseException):
+    """A guarded function touches a ref: no error of the user's, who must not catch it."""
+
+
+_is_attempt: ContextVar[bool] = ContextVar("_is_attempt", default=False)
+
+
+def _type_of(x: Any) -> Any:
+    return ref_type(x) if is_ref(x) else _jax.typeof(x)
+
+
+@contextmanager
+def guarding() -> Iterator[OpByOp]:
+    """Meanwhile a ref from outside may not be touched: a `TouchedError` says that one is."""
+    trace = _jax.current_trace()
+    guard = OpByOp(trace, trace, is_guard=True)
+    with _jax.set_current_trace(guard):
+        yield guard
+
+
+def _guarded(fun: Any) -> Callable[..., Any]:
+    """`fun`, which runs until it touches a ref from outside."""
+
+    def run(*args: Any) -> Any:
+        with guarding():
+            return _jax.call_wrapped(fun, args)
+
+    return _jax.rewrap(fun, run)

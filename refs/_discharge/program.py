@@ -1,0 +1,124 @@
+"""A jaxpr and the refs that it closes over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from refs._discharge.cells import Cell
+from refs._discharge.interpreter import Context
+from refs._discharge.lanes import Lanes, Sum
+from refs._handles import access
+from refs._lanes.variance import Contents
+from refs._tracing import derivative_rules, touch_analysis
+from refs._tracing.touch_analysis import Touch
+from refs._tracing.trace import is_ref, one_name, unique
+
+
+class Program(NamedTuple):
+    """A closed jaxpr, seen as a function of state.
+
+    Attributes:
+      jaxpr: the effectful jaxpr; its constants may be refs.
+      refs: the refs that it closes over, distinct, those of inner jaxprs included.
+      const_refs: for each constant: which of `refs` it is, or None.
+      position: the identity of a ref -> which of `refs` it is, under any name.
+      is_differentiated: whether what forward rules do is counted, too.
+    """
+
+    jaxpr: Any
+    refs: list[Any]
+    const_refs: tuple[int | None, ...]
+    position: dict[int, int]
+    is_differentiated: bool = False
+
+    @staticmethod
+    def of(jaxpr: Any, is_differentiated: bool = False) -> Program:
+        consts = [c for c in jaxpr.consts if is_ref(c)]
+        touches = derivative_rules.touches if is_differentiated else touch_analysis.touches
+        hidden = [ref for ref, _ in touches(jaxpr).hidden]
+        mentioned = [*consts, *hidden]
+        refs, places = unique([one_name(ref) for ref in mentioned])
+        position = {id(ref): k for k, ref in enumerate(refs)}
+        position |= {id(ref): k for ref, k in zip(mentioned, places, strict=True)}
+        const_refs = tuple(position[id(c)] if is_ref(c) else None for c in jaxpr.consts)
+        return Program(jaxpr, refs, const_refs, position, is_differentiated)
+
+    def touches(
+        self, same: dict[int, int], held: Touch = Touch.NONE
+    ) -> tuple[list[Touch], list[Touch]]:
+        """What is done to each of `refs`, and to each input: to those only held, `held`.
+
+        `same` maps an input to the one of `refs` that it is: what is done to one is done to both.
+        """
+        found = touch_analysis.touches(self.jaxpr)
+        if same or len(self.position) > len(self.refs):
+            key = {name: id(self.refs[k]) for name, k in self.position.items()}
+            inputs = {self.jaxpr.jaxpr.invars[i]: id(self.refs[k]) for i, k in same.items()}
+            found = touch_analysis.touches_under(self.jaxpr, touch_analysis.Names(inputs, key))
+        if self.is_differentiated:
+            found = derivative_rules.with_rules(self.jaxpr, found)
+        refs = [Touch.NONE] * len(self.refs)
+        for k, kind in zip(self.const_refs, found.consts, strict=True):
+            if k is not None:
+                refs[k] |= kind
+        for ref, kind in found.hidden:
+            refs[self.position[id(ref)]] |= kind
+        inputs = list(found.inputs)
+        for i, k in same.items():
+            inputs[i] = refs[k] = inputs[i] | refs[k]
+        return [t.settled(held) for t in refs], [t.settled(held) for t in inputs]
+
+    def by_identity(self, items: Sequence[Any]) -> dict[int, Any]:
+        """What belongs to each of `refs`, by the identity of each of its names."""
+        return {ref: items[k] for ref, k in self.position.items()}
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The other constants."""
+        consts = zip(self.jaxpr.consts, self.const_refs, strict=True)
+        return [c for c, k in consts if k is None]
+
+    def run(
+        self,
+        ctx: Context,
+        ref_cells: Sequence[Cell],
+        inputs: Sequence[Any],
+        arrays: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        """Interprets the program: a cell for each of `refs`, values and cells for the inputs.
+
+        `arrays` stand for the other constants.
+        """
+        ctx.cells |= self.by_identity(ref_cells)
+        rest = iter(self.arrays if arrays is None else arrays)
+        consts = [next(rest) if k is None else ref_cells[k] for k in self.const_refs]
+        return ctx.eval_open(self.jaxpr.jaxpr, consts, inputs)
+
+
+def run_in_lanes(
+    program: Program,
+    refs: Sequence[Any],
+    arrays: Sequence[Any],
+    inputs: Sequence[Any],
+    lanes: Lanes,
+) -> list[Any]:
+    """Runs a program on its refs themselves, in a lane: its inputs are arrays, that all vary.
+
+    `arrays` stand for the other constants.
+    """
+    touches, _ = program.touches({}, Touch.READ)
+    origins = [getattr(ref, "origin", None) for ref in refs]
+    contents = [Contents(o, False, touch) for o, touch in zip(origins, touches, strict=True)]
+    variance = lanes.variance.again()
+    variance.run(program.jaxpr, program.by_identity(contents), [True] * len(inputs))
+    cells = [
+        Sum(ref, origin, touch.method) if touch.method else Cell(access.get(ref), origin)
+        for ref, origin, touch in zip(refs, origins, touches, strict=True)
+    ]
+    ctx = Context(lanes=lanes._replace(variance=variance), held=Touch.READ)
+    out = program.run(ctx, cells, inputs, arrays)
+    for ref, cell, touch in zip(refs, cells, touches, strict=True):
+        if touch.changes and not touch.method:
+            access.set(ref, ..., cell.read())
+    return out

@@ -1,0 +1,108 @@
+"""Reading and updating an array value through a chain of JAX's ref transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from refs import _jax
+from refs._indexing.index import Index
+from refs._indexing.nesting import nest
+from refs._indexing.places import is_static, known
+from refs._indexing.sharded import sharded_like
+from refs._indexing.syntax import Span
+from refs.errors import MissingRuleError
+
+
+def read(x: Any, transforms: Sequence[Any]) -> Any:
+    """What the chain names."""
+    for transform in transforms:
+        x = _read(x, transform)
+    return x
+
+
+def write(x: Any, transforms: Sequence[Any], value: Any) -> Any:
+    """`x` with what the chain names overwritten."""
+    return _update(x, transforms, value, "write")
+
+
+def add(x: Any, transforms: Sequence[Any], value: Any) -> Any:
+    """`x` with `value` accumulated into what the chain names."""
+    return _update(x, transforms, value, "add")
+
+
+def _update(x: Any, transforms: Sequence[Any], value: Any, method: str) -> Any:
+    if not transforms:
+        return sharded_like(value if method == "write" else jnp.add(x, value), x)
+    if isinstance(transforms[0], _jax.NDIndexer):
+        # Indices one after another are one, for the outer may name an element twice.
+        index, rest = _index(transforms[0]), list(transforms[1:])
+        while rest and isinstance(rest[0], _jax.NDIndexer):
+            index = nest(index, _index(rest.pop(0)), writing=True)
+        if not rest:
+            return getattr(index, method)(x, value)
+        return index.write(x, _update(index.read(x), rest, value, method))
+    first, *rest = transforms
+    return _undo(x, first, _update(_read(x, first), rest, value, method))
+
+
+def _read(x: Any, transform: Any) -> Any:
+    if isinstance(transform, _jax.NDIndexer):
+        return _index(transform).read(x)
+    if isinstance(transform, _jax.ReshapeTransform):
+        return lax.reshape(x, transform.shape)
+    if isinstance(transform, _jax.TransposeTransform):
+        return lax.transpose(x, transform.permutation)
+    if isinstance(transform, _jax.BitcastTransform):
+        return _jax.bitcast(x, transform.dtype)
+    raise MissingRuleError(
+        f"a ref is seen through a {type(transform).__name__}, which can't be discharged: read the "
+        "ref, `ref[...]`, and transform the value"
+    )
+
+
+def _undo(x: Any, transform: Any, part: Any) -> Any:
+    """The whole, from the part that `_read` made of it."""
+    if isinstance(transform, _jax.ReshapeTransform):
+        return lax.reshape(part, x.shape)
+    if isinstance(transform, _jax.BitcastTransform):
+        return _jax.bitcast(part, x.dtype)
+    return lax.transpose(part, tuple(int(k) for k in np.argsort(transform.permutation)))
+
+
+def dims_of(transforms: Sequence[Any], shape: tuple[int, ...]) -> list[Any]:
+    """What a chain of one indexer names in each dimension."""
+    if len(transforms) != 1 or not isinstance(transforms[0], _jax.NDIndexer):
+        raise MissingRuleError(
+            "lanes accumulate into a shared ref through several indices, or a reshaped or "
+            "transposed view of it: index the ref once"
+        )
+    return _dims(transforms[0])
+
+
+def _index(indexer: Any) -> Index:
+    return Index.of_dims(_dims(indexer), indexer.shape)
+
+
+def _dims(indexer: Any) -> list[Any]:
+    return [_dim(d, n) for d, n in zip(indexer.indices, indexer.shape, strict=True)]
+
+
+def _dim(d: Any, n: Any) -> Any:
+    return _span(d, n) if isinstance(d, _jax.Slice) else _known(d, n)
+
+
+def _span(d: Any, n: Any) -> Span:
+    return Span(_known(d.start, n), d.size, d.stride)
+
+
+def _known(i: Any, n: Any) -> Any:
+    """A Python integer in bounds where the index is known, else an array or tracer."""
+    if isinstance(i, jax.Array) or not is_static(n):
+        return i
+    return known(np.asarray(i), n)

@@ -1,0 +1,45 @@
+"""The table of discharge rules: which function discharges which primitive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from refs._discharge.interpreter import Context
+
+
+class Rule(Protocol):
+    """Discharges one equation."""
+
+    def __call__(self, ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+        """Discharges `eqn`.
+
+        Args:
+          ctx: the interpretation under way: what a rule recurses through.
+          eqn: the equation.
+          args: a value for each array operand, a `Cell` for each ref operand.
+
+        Returns:
+          A value for each array output, a `Cell` for each ref output: always a list.
+        """
+        ...
+
+
+_rules: dict[Any, Rule] = {}
+_R = TypeVar("_R", bound=Rule)
+
+
+def register(*primitives: Any) -> Callable[[_R], _R]:
+    """Registers the decorated rule for primitives, and returns it unchanged."""
+
+    def registering(rule: _R) -> _R:
+        for primitive in primitives:
+            _rules[primitive] = rule
+        return rule
+
+    return registering
+
+
+def rule_for(primitive: Any) -> Rule | None:
+    return _rules.get(primitive)

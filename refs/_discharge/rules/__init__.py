@@ -1,0 +1,1 @@
+"""The discharge rules, a family of primitives in each file."""

@@ -1,0 +1,28 @@
+"""Rule of `optimization_barrier`: what refs hold goes through it, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from refs._discharge.cells import Cell
+from refs._discharge.interpreter import Context
+from refs._discharge.registry import register
+
+
+@register(lax.optimization_barrier_p)
+def discharge_optimization_barrier(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    out = list(args)
+    held = [a.read() if isinstance(a, Cell) else a for a in args]
+    # Nothing is known of what nothing else here touches, nor of what lanes only accumulate into.
+    places = [k for k, x in enumerate(held) if x is not None]
+    for k, x in zip(places, lax.optimization_barrier([held[k] for k in places]), strict=True):
+        if not isinstance(args[k], Cell):
+            out[k] = x
+        elif args[k].sealed is None:
+            args[k].write(x)
+    # The newest JAX returns no refs.
+    is_returned = len(eqn.outvars) == len(args)
+    return [x for x in out if is_returned or not isinstance(x, Cell)]

@@ -1,0 +1,75 @@
+"""Rule of callbacks over refs: to a call that is given what they hold, and returns it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from refs import _jax
+from refs._callbacks.plan import Plan
+from refs._callbacks.primitives import host_callback_p, ref_callback_p
+from refs._discharge.cells import Row, root
+from refs._discharge.interpreter import Context
+from refs._discharge.registry import register
+from refs._tracing.trace import unique
+from refs.errors import RefTypeError
+
+
+@register(ref_callback_p)
+def discharge_ref_callback(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    host = eqn.params["host"]
+    n = len(host.origins)
+    # A step of a scan over a ref has a row of it: the callback is given that part of the whole.
+    roots, places = unique([root(cell) for cell in args[:n]])
+    indices = [_row_of(cell) for cell in args[:n]]
+    has_mask = ctx.lanes is not None and ctx.lanes.mask is not None
+    plan = Plan(
+        host,
+        len(roots),
+        has_mask,
+        tuple((k, len(index)) for k, index in zip(places, indices, strict=True)),
+        numbers=tuple(cell.number for cell in roots),
+        by_lane=ctx.lanes is not None,
+    )
+    if host.is_io and ctx.repeats and ctx.differentiated:
+        raise RefTypeError(
+            f"{host.describe()} in a checkpointed function that is differentiated: the backward "
+            "pass would call it again. Call it outside of `checkpoint`, or use `pure_callback` if "
+            "that does no harm"
+        )
+    # JAX runs programs that have an effect slower, and refuses some in lanes. That the call is made
+    # follows from the state, or is seen to by `refs.inplace`; but JAX must not repeat it.
+    is_io = host.is_io and ctx.repeats
+    mask = [ctx.lanes.mask] if has_mask else []  # type: ignore[union-attr]
+    operands = [*mask, *(i for index in indices for i in index), *args[n:]]
+    out = host_callback_p.bind(
+        *(cell.read() for cell in roots), *operands, plan=plan, n_kept=0, is_io=is_io
+    )
+    for cell, value in zip(roots, out, strict=False):
+        cell.write(value)
+    return list(out[len(roots) :])
+
+
+@register(host_callback_p)
+def discharge_host_callback(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    """One without refs: each lane makes it, or some, where lanes have parted."""
+    if ctx.lanes is None:
+        return _jax.bind_eqn(eqn, args)
+    plan: Plan = eqn.params["plan"]._replace(by_lane=True)
+    if (mask := ctx.lanes.mask) is not None:
+        roots, rest = args[: plan.n_roots], args[plan.n_roots :]
+        if plan.has_mask:
+            mask, rest = jnp.logical_and(mask, rest[0]), rest[1:]
+        plan, args = plan.with_mask(), (*roots, mask, *rest)
+    return list(host_callback_p.bind(*args, **{**eqn.params, "plan": plan}))
+
+
+def _row_of(cell: Any) -> list[Any]:
+    """The indices, outermost first, that make a row of the whole."""
+    found: list[Any] = []
+    while isinstance(cell, Row):
+        found.insert(0, cell.index)
+        cell = cell.whole
+    return found

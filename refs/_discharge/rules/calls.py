@@ -1,0 +1,79 @@
+"""Rules of the primitives that run one jaxpr once; that of `checkpoint` has a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from refs import _jax
+from refs._discharge.cells import Cell
+from refs._discharge.interpreter import Context, Scope, split
+from refs._discharge.registry import register
+
+
+@register(*_jax.inlined_call_primitives)
+def discharge_call(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    [closed] = _jax.jaxprs_in(eqn.params)
+    return ctx.eval(closed, args)
+
+
+@register(_jax.jit_p)
+def discharge_jit(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    params = _jax.jit_params(eqn.params)
+    scope = ctx.scope((params.jaxpr, args))
+
+    def make() -> Callable[..., Any]:
+        called = scope.function(params.jaxpr, args)
+        called.__name__ = called.__qualname__ = params.name
+        return jax.jit(called, **_jit_options(params, args, scope))
+
+    # A jaxpr called again, over refs that alias in the same way, is discharged only once. One
+    # that holds refs as constants is not: they are cells of this very context.
+    key = (
+        id(params.jaxpr),
+        _alias_pattern(args),
+        len(scope.written),
+        len(scope.constants),  # those that are only read, and flags
+    )
+    called = ctx.memoised(key, params.jaxpr, make) if scope.portable else make()
+    return scope.call(called, args)
+
+
+@register(*_jax.metadata_call_primitives)
+def discharge_metadata_call(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    [closed] = _jax.jaxprs_in(eqn.params)
+    scope = ctx.scope((closed, args))
+    operands = (split(args), scope.state, scope.constants)
+    pure = jax.make_jaxpr(scope.function(closed, args))(*operands)
+    params = _jax.replace_jaxpr(eqn.params, pure, len(scope.written))
+    leaves = jax.tree.leaves(operands)
+    out = _jax.bind(eqn.primitive, leaves, params)
+    scope.update(out[len(out) - len(scope.written) :])
+    return out[: len(out) - len(scope.written)]
+
+
+def _alias_pattern(args: Sequence[Any]) -> tuple[int | None, ...]:
+    first: dict[int, int] = {}
+    return tuple(
+        first.setdefault(id(a), k) if isinstance(a, Cell) else None for k, a in enumerate(args)
+    )
+
+
+def _jit_options(params: _jax.JitParams, args: Sequence[Any], scope: Scope) -> dict[str, Any]:
+    options: dict[str, Any] = {"inline": params.inline, "keep_unused": params.keep_unused}
+    if params.compiler_options:
+        options["compiler_options"] = params.compiler_options
+    shardings = (*params.in_shardings, *params.out_shardings)
+    if not all(_jax.is_unspecified(s) for s in shardings):
+        of_cell = {id(a): s for a, s in zip(args, params.in_shardings, strict=True)}
+        arrays = [
+            s for a, s in zip(args, params.in_shardings, strict=True) if not isinstance(a, Cell)
+        ]
+        state = [of_cell[id(c)] for c in scope.written]
+        flags = [None] * (len(scope.constants) - len(scope.read))
+        constants = [*(of_cell[id(c)] for c in scope.read), *flags]
+        options["in_shardings"] = (arrays, state, constants)
+        options["out_shardings"] = (list(params.out_shardings), state)
+    return options

@@ -1,0 +1,62 @@
+"""Rule of `checkpoint`, or `remat`.
+
+JAX stores the inputs of a checkpointed function, to compute the rest again. Of a body of a loop
+that updates a ref the ref is one of them: all of it would be stored for each step. What the body
+depends on is only what it has read there. So that is stored, and the ref is not.
+
+Not if there is a loop in the function: then to store the ref once is the better bargain. A ref that
+nothing around the function changes is stored once in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from refs import _jax
+from refs._discharge.cells import Cell
+from refs._discharge.interpreter import Context, merge
+from refs._discharge.registry import register
+from refs._discharge.stored_reads import READ
+from refs._tracing import touch_analysis
+
+_policies = jax.checkpoint_policies
+
+
+@register(_jax.remat_p)
+def discharge_checkpoint(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    [closed] = _jax.jaxprs_in(eqn.params)
+    scope = ctx.scope((closed, args))
+    keeps_reads = not _has_loops_over_refs(closed)
+    policy: Any = eqn.params["policy"]
+    prevent_cse: Any = eqn.params["prevent_cse"]
+    if keeps_reads:
+        reads = _policies.save_only_these_names(READ)
+        policy = reads if policy is None else _either(reads, policy)
+    if isinstance(prevent_cse, tuple):  # One flag for each operand.
+        flags = [f for f, a in zip(prevent_cse, args, strict=True) if not isinstance(a, Cell)]
+        prevent_cse = (flags, True, True)
+
+    def called(arrays: list[Any], state: list[Any], constants: list[Any]) -> Any:
+        inside = scope.enter(state, constants)
+        inside.ctx.keeps_reads, inside.ctx.repeats = keeps_reads, True
+        return inside.run(closed, merge(args, arrays))
+
+    return scope.call(jax.checkpoint(called, prevent_cse=prevent_cse, policy=policy), args)
+
+
+def _either(one: Callable[..., bool], other: Callable[..., Any]) -> Callable[..., Any]:
+    """As `save_from_both_policies`, but policies may also say where something is to be stored."""
+    return lambda *args, **params: one(*args, **params) or other(*args, **params)
+
+
+def _has_loops_over_refs(closed: Any) -> bool:
+    return _jax.any_equation(
+        closed,
+        lambda eqn: (
+            eqn.primitive in _jax.loop_primitives
+            and any(map(touch_analysis.holds_refs, _jax.jaxprs_in(eqn.params)))
+        ),
+    )

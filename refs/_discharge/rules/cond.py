@@ -1,0 +1,61 @@
+"""Rule of `cond` and `switch`, which are one primitive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from refs import _jax
+from refs._callbacks.primitives import host_callback_p, ref_callback_p
+from refs._discharge.interpreter import Context, merge, split
+from refs._discharge.registry import register
+
+
+@register(_jax.cond_p)
+def discharge_cond(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    index, *operands = args
+    branches = [_jax.as_closed(b) for b in eqn.params["branches"]]
+    scope = ctx.scope(*[(b, operands) for b in branches])
+    if ctx.lanes is not None and (
+        ctx.lanes.variance.diverges(eqn) or scope.sums or any(_has_io(ctx, b) for b in branches)
+    ):
+        return _every_branch(ctx, index, branches, operands)
+    constants = scope.constants
+
+    def as_function(branch: Any) -> Callable[..., Any]:
+        return lambda arrays, state: scope.run(branch, merge(operands, arrays), state, constants)
+
+    # Every branch returns the cells that any branch writes.
+    out, state = lax.switch(index, [as_function(b) for b in branches], split(operands), scope.state)
+    scope.update(state)
+    return out
+
+
+def _has_io(ctx: Context, branch: Any) -> bool:
+    """Whether a branch has an effect for JAX, which doesn't batch it then: see `callback.py`."""
+    repeats = ctx.repeats or _jax.any_equation(branch, lambda e: e.primitive is _jax.remat_p)
+    return _jax.any_equation(
+        branch,
+        lambda e: (
+            (e.primitive is host_callback_p and bool(e.effects))
+            or (repeats and e.primitive is ref_callback_p and e.params["host"].is_io)
+        ),
+    )
+
+
+def _every_branch(
+    ctx: Context, index: Any, branches: Sequence[Any], operands: Sequence[Any]
+) -> list[Any]:
+    """Lanes part, or JAX can't batch what they do to a ref in a branch: they go every way."""
+    results = []
+    for k, branch in enumerate(branches):
+        with ctx.where(lax.eq(index, lax.convert_element_type(k, index.dtype))):
+            results.append(ctx.eval(branch, operands))
+    out = results[0]
+    for k, result in enumerate(results[1:], start=1):
+        taken = lax.eq(index, lax.convert_element_type(k, index.dtype))
+        out = [jnp.where(taken, new, old) for new, old in zip(result, out, strict=True)]
+    return out

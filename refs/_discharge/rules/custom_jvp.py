@@ -1,0 +1,88 @@
+"""Rule of functions with a user's JVP rule, which stays in force."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from refs import _jax
+from refs._discharge.cells import root
+from refs._discharge.custom_rules import changed_by, eval_rule, is_smooth, through
+from refs._discharge.interpreter import Context, merge, split
+from refs._discharge.registry import register
+
+
+@register(_jax.custom_jvp_call_p)
+def discharge_custom_jvp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    """The state is threaded through the function and through the user's rule.
+
+    A ref argument has a tangent cell, which the rule reads and writes. The tangent of a ref that
+    the rule leaves alone, or that the function closes over, goes with the ref's contents, through
+    what the function does to them. How they depend on the function's other arguments isn't
+    followed: of those, the rule has said all.
+    """
+    [closed] = _jax.jaxprs_in(eqn.params)
+    rule = _jax.jvp_rule(eqn.params)
+    scope = ctx.scope((closed, args), rules_of=eqn)
+    where, n_read = _jax.user_line(eqn), len(scope.read)
+
+    # The lanes' sums are arguments: their tangents, too, are added to.
+    @jax.custom_jvp
+    def call(arrays: Any, state: list[Any], constants: list[Any], sums: list[Any]) -> Any:
+        return scope.enter(state, constants, sums).run(closed, merge(args, arrays))
+
+    def call_jvp(primals: Any, tangents: Any) -> Any:
+        arrays, state, constants, sums = primals
+        array_tangents, state_tangents, constant_tangents, sum_tangents = tangents
+        inside = scope.enter(state, constants, sums)
+        along = scope.enter(
+            [_jax.instantiate(t) for t in state_tangents],
+            # What comes after those of refs are flags, which have no tangents.
+            [*map(_jax.instantiate, constant_tangents[:n_read]), *constants[n_read:]],
+            [None if _jax.is_symbolic_zero(t) else t for t in sum_tangents],
+        )
+        primal_args = inside.args(merge(args, arrays))[rule.num_consts :]
+        tangent_args = along.args(merge(args, array_tangents))[rule.num_consts :]
+        if not rule.symbolic_zeros:
+            tangent_args = [_jax.instantiate(t) for t in tangent_args]
+        zeros_in = [_jax.is_symbolic_zero(t) for t in tangent_args]
+        jaxpr, consts, zeros_out = rule.trace(zeros_in)
+        given = [*primal_args, *(t for t in tangent_args if not _jax.is_symbolic_zero(t))]
+        consts = [inside.ctx.resolve(c) for c in consts]
+        out = eval_rule(inside.ctx, jaxpr, consts, given, where)
+        primals_out, nonzeros = out[: len(zeros_out)], iter(out[len(zeros_out) :])
+        tangents_out = [
+            _zero_tangent(p) if zero else next(nonzeros)
+            for p, zero in zip(primals_out, zeros_out, strict=True)
+        ]
+        said = {id(root(x)) for x in changed_by(jaxpr, consts, given)}
+        followed = {
+            k: t
+            for k, (c, t) in enumerate(zip(scope.written, state_tangents, strict=True))
+            if id(along.cell(c)) not in said
+            and not scope.is_held(c)
+            and not _jax.is_symbolic_zero(t)
+            and is_smooth(t)
+        }
+        new_tangents = along.state
+        if followed:
+            part = through(scope, closed, args, (arrays, state, constants), [*followed], where)
+            _, moved = jax.jvp(part, ([state[k] for k in followed],), ([*followed.values()],))
+            for k, tangent in zip(followed, moved, strict=True):
+                new_tangents[k] = tangent
+        return (primals_out, inside.state), (tangents_out, new_tangents)
+
+    call.defjvp(call_jvp, symbolic_zeros=True)
+    out, state = call(split(args), scope.state, scope.constants, scope.sums)
+    scope.update(state)
+    return out
+
+
+def _zero_tangent(primal: Any) -> Any:
+    if is_smooth(primal):
+        return jnp.zeros_like(primal)
+    return np.zeros(primal.shape, jax.dtypes.float0)

@@ -1,0 +1,209 @@
+"""Rule of functions with a user's VJP rule, which stays in force."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from refs import _jax
+from refs._discharge.cells import Cell, Row
+from refs._discharge.custom_rules import eval_rule, is_smooth, through
+from refs._discharge.interpreter import Context, Scope, merge, split
+from refs._discharge.lanes import Lanes, Sum
+from refs._discharge.late_rules import apply_backward, found_later, gone
+from refs._discharge.program import Program, run_in_lanes
+from refs._discharge.registry import register
+
+
+@register(_jax.custom_vjp_call_p)
+def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    """The state is threaded through the function and through the user's forward rule.
+
+    The user's backward rule gives the cotangents of the arguments, a ref argument's contents at
+    entry among them, as far as the outputs depend on them. How what refs hold afterwards depends on
+    what they held is followed through what the function does to them; how it depends on the
+    function's arguments isn't: of those, the rule has said all. What the backward rule does to refs
+    happens when the backward pass runs, to the refs themselves, those among its residuals too.
+    """
+    [closed] = _jax.jaxprs_in(eqn.params)
+    rule = _jax.vjp_rule(eqn.params)
+    scope = ctx.scope((closed, args), rules_of=eqn)
+    where, variance = _jax.user_line(eqn), ctx.lanes and ctx.lanes.variance
+    n_written, n_read = len(scope.written), len(scope.read)
+    n_flags = len(scope.constants) - n_read
+    is_cell = [isinstance(a, Cell) for a in args]
+    places = [_Place.of(scope, a) for a in args if isinstance(a, Cell)]
+    values = [*scope.state, *scope.constants[:n_read], *scope.sums]
+    types = [(x.shape, x.dtype) for x in values]
+    followed = [
+        k for k, c in enumerate(scope.written) if is_smooth(values[k]) and not scope.is_held(c)
+    ]
+
+    # The lanes' sums are arguments: JAX won't have a ref differentiated that a custom function
+    # closes over, and doesn't know that these aren't.
+    @jax.custom_vjp
+    def call(
+        arrays: Any, state: list[Any], constants: list[Any], sums: list[Any], paths: Any
+    ) -> Any:
+        return scope.enter(state, constants, sums).run(closed, merge(args, arrays))
+
+    def fwd(
+        arrays: list[Any], state: list[Any], constants: list[Any], sums: list[Any], paths: Any
+    ) -> Any:
+        given = (*state, *constants[:n_read], *sums)
+        perturbed = [p.perturbed and is_smooth(p.value) for p in given]
+        of_array = iter([p.perturbed for p in arrays])
+        of_cell = iter([p.base is not None and perturbed[p.base] for p in places])
+        nonzeros = [next(of_cell if c else of_array) for c in is_cell]
+        arrays, state, constants, sums, paths = _values((arrays, state, constants, sums, paths))
+
+        inside = scope.enter(state, constants, sums)
+        primals = inside.args(merge(args, arrays))
+        jaxpr, consts = rule.fwd(nonzeros[rule.num_consts :])
+        consts = [inside.ctx.resolve(c) for c in consts]
+        out = eval_rule(inside.ctx, jaxpr, consts, primals[rule.num_consts :], where)
+        forwards = rule.residual_forwards()
+        own = sum(f is None for f in forwards)
+        made = iter(out[:own])
+        residuals = [
+            next(made) if f is None else _Argument(sum(is_cell[:f])) if is_cell[f] else primals[f]
+            for f in forwards
+        ]
+        pull = None
+        if any(perturbed[k] for k in followed):
+            part = through(scope, closed, args, (arrays, state, constants), followed, where)
+            _, pull = jax.vjp(part, [state[k] for k in followed])
+        return (out[own:], inside.state), (residuals, constants[n_read:], paths, pull)
+
+    def bwd(saved: Any, cotangents: Any) -> Any:
+        residuals, flags, paths, pull = saved
+        out_cts, state_cts = cotangents
+        lanes = None if variance is None else Lanes(variance, *flags)
+        # JAX asks for no cotangents of what nothing depends on: here, of the outputs themselves.
+        is_wanted = not all(map(_jax.is_symbolic_zero, out_cts))
+        if not rule.symbolic_zeros:
+            out_cts = [_jax.instantiate(ct) for ct in out_cts]
+
+        def run(traced: Any, arrays: list[Any]) -> list[Any]:
+            program = Program.of(traced)
+
+            def found(consts: Sequence[Any]) -> list[Any]:
+                return [found_later(c, scope.bindings, where) for c in consts]
+
+            if lanes is None:
+                return _jax.eval_jaxpr(traced, found(traced.consts), arrays)
+            return run_in_lanes(program, found(program.refs), found(program.arrays), arrays, lanes)
+
+        def backward(*given: Any) -> list[Any]:
+            return rule.bwd(given[: len(residuals)], given[len(residuals) :])
+
+        in_cts: list[Any] = [None] * len(is_cell)
+        if is_wanted:
+            residuals = [
+                places[r.number].ref(paths[r.number], where) if isinstance(r, _Argument) else r
+                for r in residuals
+            ]
+            of_own = apply_backward(backward, [*residuals, *out_cts], run)
+            of_own = [None if _jax.is_symbolic_zero(ct) else ct for ct in of_own]
+            in_cts[rule.num_consts :] = of_own
+
+        of_values: list[Any] = [None] * len(types)
+        of_cells = [ct for ct, c in zip(in_cts, is_cell, strict=True) if c]
+        for place, path, ct in zip(places, paths, of_cells, strict=True):
+            if ct is not None and place.base is not None:
+                if lanes is not None:  # One of each lane that takes part, whatever it depends on.
+                    ct = lanes.select(jnp.where(lanes.lane, ct, 0), jnp.zeros_like(ct))
+                ct = place.of_base(types[place.base], path, ct)
+                of_values[place.base] = _sum(of_values[place.base], ct)
+        for k, ct in enumerate(state_cts):
+            if scope.is_held(scope.written[k]) and not _jax.is_symbolic_zero(ct):
+                of_values[k] = _sum(of_values[k], ct)
+        if pull is not None:
+            [passed] = pull([_jax.instantiate(state_cts[k]) for k in followed])
+            for k, ct in zip(followed, passed, strict=True):
+                of_values[k] = _sum(of_values[k], ct)
+        end = n_written + n_read
+        return (
+            [ct for ct, c in zip(in_cts, is_cell, strict=True) if not c],
+            of_values[:n_written],
+            [*of_values[n_written:end], *([None] * n_flags)],
+            of_values[end:],
+            None,
+        )
+
+    # Always: JAX must be told what is not differentiated, closed-over refs for instance.
+    call.defvjp(fwd, bwd, symbolic_zeros=True)
+    paths = [p.path for p in places]
+    out, state = call(split(args), scope.state, scope.constants, scope.sums, paths)
+    scope.update(state)
+    return out
+
+
+class _Place(NamedTuple):
+    """Where the contents of a ref argument are.
+
+    Attributes:
+      origin: for messages.
+      base: in which of the values that are state, constants or sums; None if in none.
+      depth: how many of the indices lead there from that value, the last ones.
+      path: the indices of rows that lead there from a whole ref.
+      target: that ref.
+    """
+
+    origin: Any
+    base: int | None
+    depth: int
+    path: tuple[Any, ...]
+    target: Any
+
+    @staticmethod
+    def of(scope: Scope, cell: Cell) -> _Place:
+        if isinstance(cell, Sum):
+            base = len(scope.written) + len(scope.read) + _position(scope.sums, cell.ref)
+            return _Place(cell.origin, base, len(cell.prefix), cell.prefix, cell.target)
+        bases = {id(c): k for k, c in enumerate((*scope.written, *scope.read))}
+        base, depth, path, inner = None, 0, [], cell
+        while True:
+            if base is None and id(inner) in bases:
+                base, depth = bases[id(inner)], len(path)
+            if not isinstance(inner, Row):
+                return _Place(cell.origin, base, depth, tuple(path), inner.target)
+            path.insert(0, inner.index)
+            inner = inner.whole
+
+    def of_base(self, type_of_base: Any, path: Sequence[Any], ct: Any) -> Any:
+        """The cotangent of the whole value, from that of its part here."""
+        if not self.depth:
+            return ct
+        shape, dtype = type_of_base
+        return jnp.zeros(shape, dtype).at[tuple(path[len(path) - self.depth :])].add(ct)
+
+    def ref(self, path: Sequence[Any], where: str) -> Any:
+        """The ref, for the backward pass."""
+        if self.target is None:
+            raise gone(Cell(None, self.origin).describe(), where)
+        return self.target.at[tuple(path)] if path else self.target
+
+
+@jax.tree_util.register_static
+class _Argument(NamedTuple):
+    """Among residuals: the `number`-th ref argument."""
+
+    number: int
+
+
+def _position(refs: Sequence[Any], ref: Any) -> int:
+    return next(k for k, r in enumerate(refs) if r is ref)
+
+
+def _sum(a: Any, b: Any) -> Any:
+    """The sum of two cotangents, of which None is zero."""
+    return b if a is None else a if b is None else a + b
+
+
+def _values(primals: Any) -> Any:
+    """The values of a forward rule's arguments, which say whether each is differentiated."""
+    return jax.tree.map(lambda p: p.value, primals, is_leaf=lambda p: hasattr(p, "perturbed"))

@@ -1,0 +1,16 @@
+"""Rule of `jax.debug.print` and `jax.debug.callback`: they are given what refs hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from refs import _jax
+from refs._discharge.cells import Cell
+from refs._discharge.interpreter import Context
+from refs._discharge.registry import register
+
+
+@register(*_jax.debug_primitives)
+def discharge_debug(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    return _jax.bind_eqn(eqn, [a.read() if isinstance(a, Cell) else a for a in args])

@@ -1,0 +1,107 @@
+"""Rules of the primitives that make, read, update and end refs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from refs import _jax
+from refs._discharge import ref_transforms
+from refs._discharge.cells import Cell
+from refs._discharge.interpreter import Context
+from refs._discharge.lanes import Sum
+from refs._discharge.registry import register
+from refs._discharge.stored_reads import kept
+from refs._indexing.values import neutral_of
+
+
+@register(_jax.get_p)
+def discharge_get(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    cell, *leaves = args
+    if isinstance(cell, Sum):
+        [out] = eqn.outvars
+        return [neutral_of(out.aval, cell.method)]
+    value = ref_transforms.read(cell.read(), jax.tree.unflatten(eqn.params["tree"], leaves))
+    return [kept(ctx, cell, value)]
+
+
+@register(_jax.swap_p)
+def discharge_swap(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    cell, value, *leaves = args
+    transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
+    value = _jax.as_array(value)
+    if isinstance(cell, Sum):
+        cell.update(ctx.lanes, transforms, value)
+        return [None]
+    before = cell.read()
+    is_masked = ctx.lanes is not None and ctx.lanes.mask is not None
+    is_read = is_masked or ctx.is_used(eqn.outvars[0])
+    old = kept(ctx, cell, ref_transforms.read(before, transforms)) if is_read else None
+    if ctx.lanes is not None:
+        value = ctx.lanes.select(value, old)
+    cell.write(ref_transforms.write(before, transforms, value))
+    return [old]
+
+
+@register(_jax.addupdate_p)
+def discharge_addupdate(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    cell, value, *leaves = args
+    transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
+    value = _jax.as_array(value)
+    if isinstance(cell, Sum):
+        cell.update(ctx.lanes, transforms, value)
+        return []
+    if ctx.lanes is not None:
+        value = ctx.lanes.select(value, jnp.zeros_like(value))
+    cell.write(ref_transforms.add(cell.read(), transforms, value))
+    return []
+
+
+@register(_jax.new_ref_p)
+def discharge_new_ref(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    cell = _made_by(eqn)
+    cell.write(_jax.as_array(args[0]))
+    return [cell]
+
+
+@register(_jax.empty_ref_p)
+def discharge_empty_ref(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    cell = _made_by(eqn)
+    ty = eqn.params["ty"]
+    cell.write(jnp.zeros(ty.shape, ty.dtype))
+    return [cell]
+
+
+@register(_jax.freeze_p)
+def discharge_freeze(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    [cell] = args
+    value = cell.read()
+    cell.end("freeze", f"was frozen at {_jax.user_line(eqn)}")
+    return [value]
+
+
+@register(_jax.free_ref_p)
+def discharge_free_ref(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    [cell] = args
+    cell.end("free_ref", f"was freed at {_jax.user_line(eqn)}")
+    return []
+
+
+@register(_jax.accum_grad_in_ref_p)
+def discharge_accum_grad_in_ref(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    return list(args)
+
+
+def _made_by(eqn: Any) -> Cell:
+    [var] = eqn.outvars
+    cell = Cell(None, getattr(var.aval, "origin", None))
+    cell.made_here = True
+    return cell
+
+
+@register(*_jax.passing_primitives)
+def discharge_passing(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    return [*args]

@@ -1,0 +1,79 @@
+"""Rule of `while_loop` and of the `fori_loop`s that become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from refs import _jax
+from refs._discharge.interpreter import Context
+from refs._discharge.lanes import Lanes
+from refs._discharge.registry import register
+from refs._lanes.primitives import lane_any
+from refs._tracing.touch_analysis import touches
+
+
+@register(_jax.while_p)
+def discharge_while(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    cond_consts, body_consts = args[:n_cond], args[n_cond : n_cond + n_body]
+    init = list(args[n_cond + n_body :])
+    cond = _jax.as_closed(eqn.params["cond_jaxpr"])
+    body = _jax.as_closed(eqn.params["body_jaxpr"])
+    scope = ctx.scope((cond, [*cond_consts, *init]), (body, [*body_consts, *init]))
+    constants = scope.constants
+
+    def test(carry: list[Any], state: list[Any]) -> tuple[Any, list[Any]]:
+        [go_on], state = scope.run(cond, [*cond_consts, *carry], state, constants)
+        return go_on, state
+
+    def step(carry: list[Any], state: list[Any]) -> tuple[list[Any], list[Any]]:
+        return scope.run(body, [*body_consts, *carry], state, constants)
+
+    all_lanes = ctx.lanes
+    if all_lanes is not None and (all_lanes.mask is not None or all_lanes.variance.diverges(eqn)):
+        # A lane that has come to its end stays as it is while others go on. One that isn't here at
+        # all has nothing to say about when it ends.
+        def going(lanes: Lanes, carry: list[Any], state: list[Any]) -> tuple[Any, list[Any]]:
+            inputs = scope.in_lanes(constants, lanes)
+            [go_on], state = scope.run(cond, [*cond_consts, *carry], state, inputs)
+            return lanes.where(go_on).mask, state
+
+        def masked_step(loop: Any) -> Any:
+            mask, carry, state = loop
+            lanes = all_lanes._replace(mask=mask)
+            inputs = scope.in_lanes(constants, lanes)
+            new, state = scope.run(body, [*body_consts, *carry], state, inputs)
+            carry = [lanes.select(a, b) for a, b in zip(new, carry, strict=True)]
+            mask, state = going(lanes, carry, state)
+            return mask, carry, state
+
+        mask, state = going(all_lanes, init, scope.state)
+        _, out, state = lax.while_loop(
+            lambda loop: lane_any(loop[0]), masked_step, (mask, init, state)
+        )
+    elif _writes(cond):
+        # What the predicate writes can only leave the loop as a carry: test after each step, and
+        # once before the first.
+        def tested_step(loop: Any) -> Any:
+            _, carry, state = loop
+            carry, state = step(carry, state)
+            go_on, state = test(carry, state)
+            return go_on, carry, state
+
+        go_on, state = test(init, scope.state)
+        _, out, state = lax.while_loop(lambda loop: loop[0], tested_step, (go_on, init, state))
+    else:
+        out, state = lax.while_loop(
+            lambda loop: test(*loop)[0], lambda loop: step(*loop), (init, scope.state)
+        )
+    scope.update(state)
+    return out
+
+
+def _writes(closed: Any) -> bool:
+    found = touches(closed)
+    kinds = (*found.consts, *found.inputs, *(kind for _, kind in found.hidden))
+    return any(kind.changes for kind in kinds)

@@ -1,0 +1,24 @@
+"""What a checkpointed function reads from refs, to be stored instead of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from refs._discharge.cells import Cell
+from refs._discharge.interpreter import Context
+
+READ = "refs.read"
+
+
+def kept(ctx: Context, cell: Cell, value: Any) -> Any:
+    """A value read from a cell, by a name under which it is stored if that saves the whole ref."""
+    saves = ctx.keeps_reads and cell.changes and 2 * value.size <= cell.read().size
+    if not saves:
+        return value
+    if jnp.iscomplexobj(value):  # JAX can't store a complex one by its name.
+        return lax.complex(*(checkpoint_name(x, READ) for x in (value.real, value.imag)))
+    return checkpoint_name(value, READ)

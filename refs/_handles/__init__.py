@@ -1,0 +1,1 @@
+"""`Ref`, the types of refs, views, and the operations on them."""

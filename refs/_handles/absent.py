@@ -1,0 +1,40 @@
+"""Stands for a ref that isn't there, to trace and to compile for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from refs import _jax
+from refs._handles.ref import Ref
+from refs._handles.ref_type import Origin, RefType
+from refs._indexing.sharded import layout
+from refs._origin import user_site
+
+
+class Absent(Ref):
+    """A handle without a value, of the type that a `ShapeDtypeStruct` with `is_ref` names."""
+
+    __slots__ = ("_instead",)
+
+    def __init__(self, shape: jax.ShapeDtypeStruct):
+        sharding = shape.sharding
+        self._aval = RefType.of(_jax.shaped_abstractify(shape), Origin(None, user_site()))
+        self._shape, self._dtype = shape.shape, shape.dtype
+        self._sharding = layout(sharding)
+        instead = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+        is_key = _jax.is_key(shape.dtype)
+        self._instead = jax.eval_shape(_jax.unwrap_keys, instead) if is_key else instead
+        self._end = self._lost = self._cell = None  # type: ignore[assignment]
+
+    def _check(self) -> None:
+        pass
+
+    def _buffer(self) -> Any:
+        return self._instead
+
+
+def present_or_absent(leaf: Any) -> Any:
+    """An argument of a trace, where a ref may be there in name only."""
+    return Absent(leaf) if type(leaf) is jax.ShapeDtypeStruct and leaf.is_ref else leaf

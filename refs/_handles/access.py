@@ -1,0 +1,384 @@
+"""get, set, swap, addupdate and the other in-place updates: of handles and of traced refs alike.
+
+Outside any trace an operation runs at once (`refs._buffers.kernels`); inside one it becomes JAX's
+own ref primitive, so that every trace, ours or JAX's, sees one vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from refs import _jax
+from refs._buffers import kernels
+from refs._indexing.index import Index
+from refs._indexing.sharded import sharded_as_part
+from refs._indexing.syntax import Span
+from refs._indexing.values import fit, is_enabled
+from refs._origin import is_raised_by_jax, user_site
+from refs.errors import RefError, RefEscapeError, RefStateError, RefTypeError, RefValueError
+
+
+def check_ref(ref: Any, doing: str) -> Any:
+    """`ref`'s array type, after making sure that it is a ref that can be used here and now."""
+    if hasattr(ref, "_cell"):  # A handle of ours: the common case, quickly.
+        ref._check()
+        if _jax.trace_state.value is None:
+            raise RefStateError(
+                f"{doing} of {describe(ref)} by code that interrupted JAX itself, a signal handler "
+                "for instance: JAX can't run anything before that has returned. Read the value "
+                "with `np.asarray(ref)`, or set a flag and look at it between two steps"
+            )
+        return ref._aval.inner_aval
+    if not isinstance(ref, _jax.NativeRef):
+        raise RefTypeError(
+            f"{doing} needs a Ref, not a {type(ref).__name__}: make one with `refs.new_ref`"
+        )
+    if not isinstance(ref, _jax.Tracer):
+        ref._refs  # noqa: B018  raises if the handle has ended
+    elif _jax.at_top_level():
+        raise RefEscapeError(
+            f"{doing} of {describe(ref)} outside the traced function that it belongs to: there "
+            "it stands for a value that isn't known yet. Return its value, `ref[...]`, or return "
+            "the ref itself from `refs.jit`"
+        )
+    aval = _jax.typeof(ref).inner_aval
+    if aval.is_high:
+        raise RefTypeError(
+            f"{doing} of {describe(ref)}, one of JAX's own that holds a value of type {aval}: refs "
+            "hold arrays. Make a ref of each array that it consists of"
+        )
+    return aval
+
+
+def describe(ref: Any) -> str:
+    """The ref's name and birthplace, for messages."""
+    origin = getattr(_jax.typeof(ref), "origin", None)
+    return origin.describe() if origin is not None else "a ref"
+
+
+class blamed:
+    """Adds the ref's name and birthplace to an error raised about an index or a value."""
+
+    def __init__(self, doing: str, ref: Any):
+        self.doing, self.ref = doing, ref
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if isinstance(error, RefError) and not getattr(error, "_is_blamed", False):
+            # Not by a variable: an error and a frame that hold each other would keep the ref alive.
+            raise _blamed(error, f"{self.doing} of {describe(self.ref)}: {error}") from None
+
+
+def _blamed(error: RefError, text: str) -> RefError:
+    blamed = type(error)(text)
+    blamed._is_blamed = True  # type: ignore[attr-defined]
+    return blamed
+
+
+def get(ref: Any, idx: Any = None) -> jax.Array:
+    """Reads `ref[idx]`.
+
+    Args:
+      ref: a ref of any shape, concrete or traced.
+      idx: a NumPy index; `None` and `...` mean the whole, as in `jax.ref.get`.
+
+    Returns:
+      A new array: later writes to the ref don't change it.
+
+    Raises:
+      RefTypeError, RefIndexError: if the ref has no such index.
+      RefStateError: if the ref was frozen, freed or lost.
+
+    >>> r = refs.new_ref(jnp.arange(5))
+    >>> refs.get(r, slice(1, 3))
+    Array([1, 2], dtype=int32)
+    """
+    idx = ... if idx is None else idx
+    if _is_quick(ref) and (value := kernels.try_read(ref, idx)) is not None:
+        return value
+    aval = check_ref(ref, "get")
+    with blamed("get", ref):
+        index = Index.parse(idx, aval.shape)
+        index.check_read()
+    return _read(ref, index)
+
+
+def set(ref: Any, idx: Any, value: Any) -> None:
+    """Writes `ref[idx] = value`.
+
+    Args:
+      ref: a ref of any shape, concrete or traced.
+      idx: a NumPy index; `None` and `...` mean the whole.
+      value: an array or scalar that broadcasts to the indexed shape and whose dtype the ref's
+        can hold.
+
+    Raises:
+      RefTypeError, RefValueError, RefIndexError: if the value or the index doesn't fit; the ref
+        keeps its value.
+      RefStateError: if the ref was frozen, freed or lost.
+
+    >>> r = refs.new_ref(jnp.zeros(3))
+    >>> refs.set(r, slice(None, None, 2), 7)
+    >>> r
+    Ref([7., 0., 7.], dtype=float32)
+    """
+    if _is_quick(ref) and kernels.try_update(ref, ... if idx is None else idx, "set", value):
+        return
+    index, value = _located(ref, idx, value, "set")
+    _write(ref, index, value)
+
+
+def swap(ref: Any, idx: Any, value: Any) -> jax.Array:
+    """Writes `ref[idx] = value` and returns what stood there.
+
+    Args, raises: as `set`.
+
+    >>> r = refs.new_ref(jnp.arange(3))
+    >>> refs.swap(r, 0, 9)
+    Array(0, dtype=int32)
+    """
+    index, value = _located(ref, idx, value, "swap")
+    with blamed("swap", ref):
+        index.check_read()
+    if not _jax.at_top_level():
+        if not _is_only_whole(ref, index):
+            return index.finish(_bind_write(_jax.swap_p, ref, index, value))
+        old = _read(ref, index)
+        _write(ref, index, value)
+        return old
+    with _sharded(ref, index):
+        return kernels.swap(ref, index, value)
+
+
+def addupdate(ref: Any, idx: Any, x: Any) -> None:
+    """Accumulates `x` into `ref[idx]`; an element that `idx` names twice gets both.
+
+    `ref[idx] += x` reads, adds and writes, as in NumPy: there an element named twice gets the
+    last sum only.
+
+    Args, raises: as `set`.
+
+    >>> r = refs.new_ref(jnp.zeros(3))
+    >>> refs.addupdate(r, jnp.array([0, 0, 2]), 1.0)
+    >>> r
+    Ref([2., 0., 1.], dtype=float32)
+    """
+    if _is_quick(ref) and kernels.try_update(ref, ... if idx is None else idx, "add", x):
+        return
+    index, x = _located(ref, idx, x, "addupdate")
+    if not _jax.at_top_level():
+        _bind_write(_jax.addupdate_p, ref, index, x)
+        return
+    with _sharded(ref, index):
+        kernels.update(ref, index, "add", x)
+
+
+def _is_quick(ref: Any) -> bool:
+    return _jax.trace_state.value is _jax.eval_trace and hasattr(ref, "_cell")
+
+
+def _check_writable(ref: Any, doing: str) -> Any:
+    aval = check_ref(ref, doing)
+    if not is_enabled(aval.dtype):
+        raise RefTypeError(
+            f"{doing} of {describe(ref)}, of dtype {aval.dtype}, where 64-bit types are disabled: "
+            "the new value would have 32 bits. Write it as it was made, in "
+            "`with jax.enable_x64(True):`"
+        )
+    return aval
+
+
+def _located(ref: Any, idx: Any, value: Any, doing: str) -> tuple[Index, Any]:
+    """Where a write goes, and the value as it goes there."""
+    aval = _check_writable(ref, doing)
+    with blamed(doing, ref):
+        index = Index.parse(... if idx is None else idx, aval.shape)
+        return index, fit(value, index.result_shape, aval.dtype)
+
+
+def accumulate(ref: Any, idx: Any, method: str, operand: Any) -> None:
+    """`ref.at[idx].<method>(operand)` for `add`, `multiply`, `min` and `max`."""
+    if method == "add":
+        addupdate(ref, idx, operand)
+    else:
+        update(ref, idx, method, operand)
+
+
+def update(ref: Any, idx: Any, method: str, operand: Any) -> None:
+    """`ref.at[idx].<method>(operand)` for all but `set` and `add`."""
+    aval = _check_writable(ref, method)
+    with blamed(method, ref):
+        if aval.dtype == bool and method in ("subtract", "divide", "power"):
+            raise RefTypeError(f"booleans have no {method}: write what you mean, `ref[i] = …`")
+        index = Index.parse(idx, aval.shape)
+        if method == "subtract":
+            addupdate(ref, index, jnp.negative(fit(operand, index.result_shape, aval.dtype)))
+            return
+        if method != "apply":
+            operand = fit(operand, index.result_shape, aval.dtype)
+            if _jax.at_top_level():
+                with _sharded(ref, index):
+                    kernels.update(ref, index, method, operand)
+                return
+        # A user's function may read refs, this one too: it runs between a read and a write.
+        # Elements named twice are updated twice, which needs all that they are among.
+        part, rest = index, Index.parse(..., index.result_shape)
+        if _is_only_whole(ref, index):
+            part, rest = Index.parse(..., index.shape), index
+        elif index.has_arrays:
+            part, rest = _halves(index)
+        with _sharded(ref, index):
+            new = rest.update(_read(ref, part), method, operand)
+    _write(ref, part, new)
+
+
+def _halves(index: Index) -> tuple[Index, Index]:
+    """The index of the block that the spans name, and that of the rest within it."""
+    spans = [
+        d if isinstance(d, Span) else Span(0, n)
+        for d, n in zip(index.dims, index.shape, strict=True)
+    ]
+    block = Index.of_dims(spans, index.shape)
+    rest = [
+        Span(0, n) if isinstance(d, Span) else d
+        for d, n in zip(index.dims, block.taken_shape, strict=True)
+    ]
+    return block, index._replace(shape=block.taken_shape, dims=tuple(rest))
+
+
+def get_sharded(ref: Any, idx: Any, out_sharding: Any) -> jax.Array:
+    """Reads `ref[idx]`, sharded over an explicit mesh as told."""
+    aval = check_ref(ref, "get")
+    with blamed("get", ref):
+        index = Index.parse(idx, aval.shape)
+        index.check_read()
+    if not _jax.is_on_explicit_mesh(ref):
+        return jax.sharding.reshard(_read(ref, index), out_sharding)
+    if _jax.at_top_level():
+        return kernels.read(ref, index, out_sharding)
+    return index.read(_bind_whole(_jax.get_p, ref), out_sharding)
+
+
+def _read(ref: Any, index: Index) -> Any:
+    if not _jax.at_top_level():
+        return index.finish(_bind_get(ref, index))
+    with _sharded(ref, index):
+        return kernels.read(ref, index)
+
+
+def _write(ref: Any, index: Index, value: Any) -> None:
+    if not _jax.at_top_level():
+        _bind_write(_jax.swap_p, ref, index, value)
+        return
+    with _sharded(ref, index):
+        kernels.update(ref, index, "set", value)
+
+
+def _bind_get(ref: Any, index: Index) -> Any:
+    if _is_only_whole(ref, index):
+        with _sharded(ref, index):
+            return _plain(index).read(_bind_whole(_jax.get_p, ref))
+    return _bind(_jax.get_p, ref, index)
+
+
+def _is_only_whole(ref: Any, index: Index) -> bool:
+    """True where JAX's ref primitives refuse an index that arrays take: see `_bind_whole`."""
+    if not _jax.is_on_explicit_mesh(ref):
+        return False
+    aval = _jax.typeof(ref).inner_aval
+    if not _jax.has_explicit_sharding(aval):
+        return any(_is_sharded(d) for d in index.dims)
+    return not all(
+        isinstance(d, Span) and (axis is None or d.covers(n))
+        for d, n, axis in zip(index.dims, index.shape, aval.sharding.spec.partitions, strict=True)
+    )
+
+
+def _is_sharded(dim: Any) -> bool:
+    return isinstance(dim, jax.Array) and _jax.has_explicit_sharding(_jax.typeof(dim))
+
+
+def _bind_whole(primitive: Any, ref: Any, *value: Any) -> Any:
+    """Reads or writes all of a ref that is sharded over an explicit mesh.
+
+    The index is then that of an array, which may name single elements of what isn't sharded.
+    """
+    return _bind(primitive, ref, Index.parse(..., ref.shape), *value)
+
+
+class _sharded:
+    """Explains JAX's errors about an index of a ref that is sharded over an explicit mesh."""
+
+    def __init__(self, ref: Any, index: Index):
+        self.ref, self.index = ref, index
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if error is None or isinstance(error, RefError) or "shard" not in str(error).lower():
+            return
+        if _jax.is_on_explicit_mesh(self.ref) and not self.index.is_whole:
+            raise _blamed(
+                RefValueError(),
+                f"a part of {describe(self.ref)} at {user_site()}: how it is sharded over the "
+                f"explicit mesh doesn't follow from its index and from the ref's own sharding, "
+                f"{_jax.typeof(self.ref).inner_aval.sharding.spec}. Say it, "
+                "`ref.at[i].get(out_sharding=jax.P(…))`; or index the axes that aren't sharded, "
+                "use the whole value, `ref[...]`, or the parts in `refs.shard_map`",
+            ) from error
+
+
+def _plain(index: Index) -> Index:
+    """Of an index what JAX's has: the rest is done to the value already."""
+    return Index.of_dims(index.dims, index.shape)
+
+
+def _bind_write(primitive: Any, ref: Any, index: Index, value: Any) -> Any:
+    value = _jax.varying_like(ref, index.unfinish(value))
+    if too_many := _jax.varying_axes(value) - _jax.varying_axes(ref):
+        axes = ", ".join(map(repr, sorted(too_many, key=str)))
+        raise RefValueError(
+            f"write of a value that varies over mesh axis {axes} to {describe(ref)} at "
+            f"{user_site()}: what that holds is the same on every device. Reduce the value first "
+            f"(`jax.lax.psum(value, {axes})`), or pass the ref with a spec that names the axis; if "
+            f"it is made here, make it of a value that varies (`jax.lax.pcast`)"
+        )
+    # JAX's `addupdate` wants the very sharding that the ref has. One without a mesh has none.
+    is_added = primitive is _jax.addupdate_p and _jax.is_on_explicit_mesh(value)
+    if _is_only_whole(ref, index) or (is_added and not _jax.is_on_explicit_mesh(ref)):
+        with _sharded(ref, index):
+            whole, plain = _bind_whole(_jax.get_p, ref), _plain(index)
+            write = plain.add if primitive is _jax.addupdate_p else plain.write
+            return _bind_whole(_jax.swap_p, ref, write(whole, value))
+    return _bind(primitive, ref, index, sharded_as_part(value, ref))
+
+
+def _bind(primitive: Any, ref: Any, index: Index, *value: Any) -> Any:
+    leaves, tree = jax.tree.flatten(() if index.is_whole else (index.indexer(),))
+    ref = _jax.passed_on(ref)
+    try:
+        return primitive.bind(ref, *value, *leaves, tree=tree)
+    except Exception as error:
+        for said, message in _REFUSED_BY_JAX.items():
+            if said in str(error) and is_raised_by_jax(error):
+                raise RefValueError(message.format(ref=describe(ref), site=user_site())) from error
+        raise
+
+
+# What JAX says of what it doesn't do with a ref -> what we say.
+_REFUSED_BY_JAX = {
+    "differentiated value on a non-differentiated": (
+        "write of a differentiated value to {ref} at {site}: JAX's own derivatives don't follow it "
+        "into a ref from outside. Use `refs.grad` (or `refs.vjp`, `refs.jvp`, `refs.linearize`)"
+    ),
+    "vmapped value on an unbatched": (
+        "write of a value of each lane's own to {ref} at {site}: `jax.vmap` doesn't map what it "
+        "does to a ref from outside. Use `refs.vmap`"
+    ),
+}

@@ -1,0 +1,209 @@
+"""What every ref has, whether it is a handle or traced: methods, properties, and what it refuses.
+
+`Ref` and `RefType` take all of it from here, so that a program means and says the same outside a
+trace and inside.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator
+from numbers import Number
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from refs import _jax
+from refs._handles import access
+from refs.errors import RefTypeError
+
+
+def get(ref: Any, idx: Any = ...) -> jax.Array:
+    """Returns `ref[idx]`."""
+    return access.get(ref, idx)
+
+
+def set(ref: Any, value: Any, *others: Any, idx: Any = ...) -> None:
+    """Writes `ref[idx] = value`.
+
+    Raises:
+      RefTypeError: if the index is not given by name. The *function* `refs.set` takes it before
+        the value.
+
+    >>> r = refs.new_ref(jnp.zeros(3))
+    >>> r.set(5, idx=0)
+    >>> r
+    Ref([5., 0., 0.], dtype=float32)
+    """
+    _refuse_index_by_place(ref, "set", others)
+    access.set(ref, idx, value)
+
+
+def swap(ref: Any, value: Any, *others: Any, idx: Any = ...) -> jax.Array:
+    """Writes `ref[idx] = value` and returns what stood there.
+
+    Raises:
+      RefTypeError: as `set`.
+    """
+    _refuse_index_by_place(ref, "swap", others)
+    return access.swap(ref, idx, value)
+
+
+def addupdate(ref: Any, x: Any, idx: Any = ...) -> None:
+    """Accumulates `x` into `ref[idx]`. The order of arguments is `jax.Ref.addupdate`'s."""
+    # By place as well: JAX itself calls it so, when it accumulates gradients in refs.
+    access.addupdate(ref, idx, x)
+
+
+def nbytes(ref: Any) -> int:
+    """The size of the buffer in bytes."""
+    return ref.size * ref.dtype.itemsize
+
+
+def name(ref: Any) -> str | None:
+    """The name given to `new_ref`, which messages use."""
+    origin = getattr(_jax.typeof(ref), "origin", None)
+    return origin.name if origin is not None else None
+
+
+def iterate(ref: Any) -> Iterator[jax.Array]:
+    """`for row in ref`: each row is read when its turn comes."""
+    return (access.get(ref, i) for i in range(len(ref)))
+
+
+def rounded(ref: Any, ndigits: int | None = None) -> jax.Array:
+    """`round(ref)`: as of an array, an array."""
+    return round(access.get(ref), ndigits)  # type: ignore[call-overload]
+
+
+def _converted(name: str, to: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`to(ref)`, of a scalar: the Python number that the ref holds now."""
+
+    def convert(ref: Any) -> Any:
+        if ref.shape != ():
+            raise RefTypeError(
+                f"{name}() of {access.describe(ref)}, of shape {ref.shape}: only a scalar is a "
+                f"Python number. Take an element, `{name}(ref[i])`"
+            )
+        if to is operator.index and not jnp.issubdtype(ref.dtype, np.integer):
+            raise RefTypeError(
+                f"{access.describe(ref)}, of dtype {ref.dtype}, as an index: only integers are. "
+                "Convert its value, `int(ref[...])`"
+            )
+        value = access.get(ref)
+        if isinstance(value, _jax.Tracer) and to is not operator.index:
+            raise jax.errors.ConcretizationTypeError(
+                value,
+                f"The problem arose with {name}() of {access.describe(ref)}: what it holds is "
+                "known when the program runs, not while it is traced.",
+            )
+        return to(value)
+
+    return convert
+
+
+def formatted(ref: Any, spec: str) -> str:
+    """`f"{ref:.3f}"`: a scalar's value, as of an array. Without a format it is `str(ref)`."""
+    if not spec:
+        return str(ref)
+    if ref.shape != ():
+        raise RefTypeError(
+            f"format {spec!r} of {access.describe(ref)}, of shape {ref.shape}: it is a scalar's. "
+            "Format each of its elements"
+        )
+    return format(access.get(ref), spec)
+
+
+def contains(ref: Any, item: Any) -> bool:
+    """`item in ref`: whether an element is equal."""
+    return item in access.get(ref)
+
+
+def equal(ref: Any, other: Any) -> Any:
+    """`ref == other` and `ref != other`: the same ref or not; arrays and numbers are refused.
+
+    JAX's own refs are unequal to all numbers, silently: `jnp.where(ref == 2, …)`.
+    """
+    if isinstance(other, _NUMERIC) and not isinstance(other, _jax.NativeRef):
+        refuse_arithmetic(ref)
+    return NotImplemented  # Python then compares identities.
+
+
+_NUMERIC = (Number, np.ndarray, np.generic, jax.Array)
+
+
+# ---------------------------------------------------------------------------------------------
+# What a ref is not
+
+
+def no_attribute(name: str) -> str:
+    return f"Ref has no attribute {name!r}: if you mean the array's, read it, `ref[...].{name}`"
+
+
+def refuse_attribute(ref: Any, name: str) -> None:
+    raise AttributeError(
+        f"attribute {name!r} of {access.describe(ref)} can't be set: to write what it holds, "
+        "`ref[...] = value`"
+    )
+
+
+def refuse_truth(ref: Any) -> bool:
+    raise RefTypeError(
+        f"the truth value of {access.describe(ref)} is ambiguous: test `ref is not None`, or "
+        "its value, `ref[...]`"
+    )
+
+
+def refuse_arithmetic(ref: Any, *others: Any, **keywords: Any) -> Any:
+    raise RefTypeError(
+        f"{access.describe(ref)} is not an array: use its value, `ref[...] + x`, or update it in "
+        "place, `ref[...] += x`"
+    )
+
+
+def _refuse_index_by_place(ref: Any, doing: str, others: tuple[Any, ...]) -> None:
+    if others:
+        raise RefTypeError(
+            f"{doing} of {access.describe(ref)} with {1 + len(others)} arguments: the method "
+            f"takes the value, and an index by name, `ref.{doing}(value, idx=i)`; the function "
+            f"takes the index first, `refs.{doing}(ref, i, value)`"
+        )
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "get": get,
+    "set": set,
+    "swap": swap,
+    "addupdate": addupdate,
+}
+# Python's operators, without their underscores -> what they do.
+OPERATORS: dict[str, Callable[..., Any]] = {
+    **{
+        f"{reflected}{name}": refuse_arithmetic
+        for name in (
+            *("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul"),
+            *("and", "or", "xor", "lshift", "rshift"),
+        )
+        for reflected in ("", "r")
+    },
+    **dict.fromkeys(("neg", "pos", "abs", "invert"), refuse_arithmetic),
+    **dict.fromkeys(("lt", "le", "gt", "ge"), refuse_arithmetic),
+    "eq": equal,
+    "ne": equal,
+    "bool": refuse_truth,
+    "round": rounded,
+    "iter": iterate,
+    "contains": contains,
+}
+# What makes something of Python's own of a scalar. JAX has them for tracers, by the array's type.
+CONVERSIONS: dict[str, Callable[..., Any]] = {
+    "float": _converted("float", float),
+    "int": _converted("int", int),
+    "complex": _converted("complex", complex),
+    "index": _converted("index", operator.index),
+    "trunc": _converted("math.trunc", lambda x: math.trunc(x.item())),
+    "format": formatted,
+}

@@ -1,0 +1,382 @@
+"""The handle `Ref`, and the functions that begin and end its life.
+
+Our handle *is* a `jax.Ref`: its own implementation (`_refs` is itself), holding one array. So
+`jax.jit`, `jax.vmap`, `jax.lax` loops and `jax.ref` functions take it. Its type, `RefType`, is
+equal to JAX's `AbstractRef` of the same array type, and gives traced refs NumPy's indexing and
+`.at` wherever they turn up, in the branches of a `cond` for instance.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from refs import _jax
+from refs._buffers import exchange
+from refs._handles import access, members
+from refs._handles.ref_type import Origin, RefType
+from refs._handles.view import ViewMaker
+from refs._indexing.sharded import layout
+from refs._indexing.syntax import as_tuple
+from refs._origin import user_site
+from refs.errors import RefStateError, RefTypeError, RefValueError
+
+
+class _Fields(_jax.NativeRef):
+    """What a handle has in it. Apart from `Ref`, which lets nobody set anything."""
+
+    __slots__ = (
+        "_cell", "_device_cell", "_dtype", "_end", "_is_plain", "_lost", "_shape", "_sharding",
+    )  # fmt: skip
+    _aval: RefType
+
+    def __init__(self, aval: RefType, buf: jax.Array):
+        self._aval = aval
+        self._end: str | None = None
+        self._lost: str | None = None
+        # Fixed for life, and asked for in each operation: no properties.
+        self._shape, self._dtype = aval.shape, aval.dtype
+        self._sharding = layout(buf.sharding)
+        self._is_plain = self._sharding is None and not _jax.is_key(aval.dtype)
+        self._cell = [_jax.unwrap_keys(buf)]
+        # Programs for one device ask by this name, and find none of a ref on a mesh.
+        if self._sharding is None:
+            self._device_cell = self._cell
+
+
+class Ref(_Fields):
+    """A mutable array: a handle on a buffer that JAX updates in place.
+
+    Made by `new_ref` or `empty_ref`. Shape, dtype and sharding are fixed for life. A Ref is a
+    pytree leaf, compares and hashes by identity, and can be indexed as a NumPy array can; reading
+    always gives a separate `jax.Array`.
+
+    >>> r = refs.new_ref(jnp.arange(6).reshape(2, 3))
+    >>> r[0, ::-1] += 10
+    >>> r
+    Ref([[10, 11, 12],
+         [ 3,  4,  5]], dtype=int32)
+    >>> r.shape, r.dtype, r.nbytes
+    ((2, 3), dtype('int32'), 24)
+    """
+
+    __slots__ = ()
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        raise RefTypeError(
+            "Ref is the type of refs, not what makes them: make one with `refs.new_ref(value)`"
+        )
+
+    @staticmethod
+    def _of(aval: RefType, buf: jax.Array) -> Ref:
+        """A handle on `buf`."""
+        made: Any = _Fields(aval, buf)
+        made.__class__ = Ref  # Only now: a class with `__setattr__` takes ten times as long.
+        return made
+
+    @property
+    def _refs(self) -> Ref:
+        """What JAX takes for the implementation: this handle itself, until it ends."""
+        if self._end is not None:
+            raise RefStateError(f"use of {access.describe(self)}, which {self._end}")
+        return self
+
+    @property
+    def _buf(self) -> jax.Array:
+        """What JAX takes for the array that it may update: the one held now."""
+        return _jax.wrap_keys(exchange.peek(self), self._dtype)
+
+    def _buffer(self) -> jax.Array:
+        """The array held now; the next write may delete it."""
+        while True:
+            buffer = exchange.peek(self)
+            if not buffer.is_deleted():
+                return buffer
+            self._check()  # If it isn't lost, another thread has written meanwhile.
+
+    def _check(self) -> None:
+        """Raises if the ref has ended, or its value was lost."""
+        cell = self._refs._cell
+        buffer = cell[0] if cell else None  # An empty cell is a call that is running.
+        if buffer is not None and buffer.is_deleted() and cell and cell[0] is buffer:
+            raise RefStateError(
+                f"use of {access.describe(self)}, whose value was lost"
+                f"{self._lost or ': its buffer was donated by hand'}. Keep a checkpoint, "
+                "`ref[...]`, where a step can fail"
+            )
+
+    def _note_loss(self, cause: str) -> None:
+        """Remembers why the value was lost, if it was."""
+        cell = self._cell
+        buffer = cell[0] if cell else None
+        if buffer is not None and buffer.is_deleted():
+            self._lost = cause
+
+    name = property(members.name)
+    nbytes = property(members.nbytes)
+
+    @property
+    def at(self) -> ViewMaker:
+        """`ref.at[idx]` is a `RefView`, with the methods of `jax.numpy`'s `x.at[idx]`, and swap."""
+        return ViewMaker(self)
+
+    get = members.get
+    set = members.set
+    swap = members.swap
+    addupdate = members.addupdate  # type: ignore[assignment]
+
+    def __getitem__(self, idx: Any) -> jax.Array:
+        return access.get(self, as_tuple(idx))
+
+    def __setitem__(self, idx: Any, value: Any) -> None:
+        access.set(self, as_tuple(idx), value)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(members.no_attribute(name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # JAX's class has a `__dict__`, in which anything would vanish.
+        if not name.startswith("_"):
+            members.refuse_attribute(self, name)
+        object.__setattr__(self, name, value)
+
+    # NumPy's operators on its own arrays, and its functions of elements, ask for it.
+    __array_ufunc__ = members.refuse_arithmetic
+
+    def __repr__(self) -> str:
+        name = f", name={self.name!r}" if self.name else ""
+        if self._end is not None:
+            return f"Ref(<{self._end}>, shape={self.shape}, dtype={self.dtype}{name})"
+        if not _jax.at_top_level():
+            return f"Ref(<being traced>, shape={self.shape}, dtype={self.dtype}{name})"
+        if jnp.issubdtype(self.dtype, jax.dtypes.extended):
+            return f"Ref(shape={self.shape}, dtype={self.dtype}{name})"
+        try:
+            value = np.array(self[...])
+        except RefStateError:
+            state = "lost" if self._cell else "being updated"
+            return f"Ref(<{state}>, shape={self.shape}, dtype={self.dtype}{name})"
+        with jax.enable_x64(True):
+            text = repr(jnp.asarray(value))
+        lines = text.removeprefix("Array").replace("\n  ", "\n")
+        return f"Ref{lines[:-1]}{name})"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError(
+                f"an array of {access.describe(self)} without a copy: each read is one, so that "
+                "later writes don't change it. Leave `copy=False` out, or use `refs.io_callback`, "
+                "which is given the ref's own memory"
+            )
+        found = self._as_numpy(dtype)
+        # What is written to it would not be in the ref.
+        found.flags.writeable = bool(copy)
+        return found
+
+    def _as_numpy(self, dtype: Any) -> np.ndarray:
+        if _jax.is_key(self._dtype) or not (_jax.at_top_level() or _jax.trace_state.value is None):
+            return np.array(self[...], dtype)
+        # Without JAX's help: where a signal handler reads, JAX may be in the middle of something.
+        # A copy: on some versions a view cached in the array blocks the next donation.
+        self._check()
+        return exchange.patiently(lambda: exchange.look(self._cell, np.array, dtype), read=[self])
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (np.array(self[...]), self.name)
+
+
+for _name, _operator in (members.OPERATORS | members.CONVERSIONS).items():
+    setattr(Ref, f"__{_name}__", _operator)
+
+
+def _unpickled(value: np.ndarray, name: str | None) -> Ref:
+    with jax.enable_x64(True):  # Whatever it was, it stays.
+        return new_ref(value, name=name)
+
+
+_jax.register_handle(Ref, lambda handles: [_jax.wrap_keys(h._buffer(), h._dtype) for h in handles])
+
+
+def is_concrete(x: Any) -> bool:
+    """True for a handle, ours or JAX's, False for a traced ref and anything else."""
+    return isinstance(x, _jax.NativeRef) and not isinstance(x, _jax.Tracer)
+
+
+def new_ref(
+    init_val: Any,
+    *,
+    memory_space: Any = None,
+    kind: str | None = None,
+    pin: bool = False,
+    copy: bool = True,
+    name: str | None = None,
+) -> Ref:
+    """Makes a mutable array with the value `init_val`.
+
+    The signature is `jax.new_ref`'s, with two keywords more. A tree of state is made with
+    `jax.tree.map(refs.new_ref, tree)`.
+
+    Args:
+      init_val: an array or scalar of any shape and dtype.
+      memory_space: as in `jax.new_ref`.
+      kind: as in `jax.new_ref`.
+      pin: as in `jax.new_ref`, where that has it: True in traced functions only.
+      copy: False to take over the buffer of `init_val`, a `jax.Array` that must not be used
+        afterwards (the first write would delete it).
+      name: what error messages call the ref.
+
+    Returns:
+      A `Ref`. Inside a traced function, a traced ref.
+
+    Raises:
+      RefTypeError: if `init_val` is a ref, or no array can be made of it.
+      RefValueError: if `pin` is True outside of a traced function, or unknown to JAX.
+
+    >>> r = refs.new_ref(jnp.zeros(3), name="counts")
+    >>> r[1] += 1
+    >>> r
+    Ref([0., 1., 0.], dtype=float32, name='counts')
+    """
+    if isinstance(init_val, _jax.NativeRef):
+        raise RefTypeError(
+            f"new_ref of {access.describe(init_val)}: a ref can't hold a ref. Copy its value, "
+            "`refs.new_ref(other[...])`"
+        )
+    origin = Origin(name, user_site())
+    init_val = _as_array(init_val)
+    pinned = {"pin": True} if pin else {}
+    if pin and (_jax.at_top_level() or not _jax.can_pin):
+        where = "outside of a traced function" if _jax.can_pin else f"with JAX {jax.__version__}"
+        raise RefValueError(
+            f"new_ref with pin=True {where}, which has no pinned buffers: leave it out"
+        )
+    if not _jax.at_top_level():
+        traced = _jax.new_ref(init_val, memory_space=memory_space, kind=kind, **pinned)
+        return _adopt(traced, origin)
+    if copy or not isinstance(init_val, jax.Array):
+        # JAX's own allocation knows what each version wants of a ref's buffer: committed, not weak.
+        native = _jax.new_ref(init_val, memory_space=memory_space, kind=kind)
+        aval, buf = native._aval, native._refs._buf
+    else:
+        aval, buf = (
+            _jax.AbstractRef(_jax.typeof(init_val), memory_space, kind),
+            _jax.commit(init_val),
+        )
+    return Ref._of(_strong(aval, origin), buf)
+
+
+def empty_ref(ty: Any, memory_space: Any = None, *, name: str | None = None) -> Ref:
+    """Makes a mutable array of type `ty`, filled with zeros.
+
+    Args:
+      ty: an array, `jax.ShapeDtypeStruct` or anything with a shape and dtype.
+      memory_space: as in `jax.ref.empty_ref`.
+      name: what error messages call the ref.
+
+    >>> refs.empty_ref(jax.ShapeDtypeStruct((2,), jnp.int32))
+    Ref([0, 0], dtype=int32)
+    """
+    if isinstance(ty, _jax.NativeRef):
+        raise RefTypeError(
+            f"empty_ref of {access.describe(ty)}: a ref can't hold a ref. Give its array type, "
+            "`jax.ShapeDtypeStruct(other.shape, other.dtype)`"
+        )
+    if not hasattr(ty, "shape") or not hasattr(ty, "dtype"):
+        raise RefTypeError(
+            f"empty_ref of a {type(ty).__name__}: it takes an array type, "
+            "`jax.ShapeDtypeStruct(shape, dtype)` for instance"
+        )
+    zeros = jnp.zeros(ty.shape, ty.dtype, device=getattr(ty, "sharding", None))
+    return new_ref(zeros, memory_space=memory_space, copy=False, name=name)
+
+
+def _copied(ref: Any, memo: Any = None) -> Ref:
+    return new_ref(ref[...], name=ref.name)
+
+
+for _name in ("copy", "deepcopy"):
+    setattr(Ref, f"__{_name}__", _copied)
+    setattr(RefType, f"_{_name}", lambda aval, tracer, *memo: _copied(tracer))
+
+
+def freeze(ref: Any) -> jax.Array:
+    """Ends a ref and returns its value, without a copy.
+
+    Raises:
+      RefStateError: if the ref has ended already, or outlives the trace in which it is frozen.
+
+    >>> r = refs.new_ref(jnp.arange(2))
+    >>> refs.freeze(r)
+    Array([0, 1], dtype=int32)
+    >>> r[...]
+    Traceback (most recent call last):
+    refs.errors.RefStateError: use of a ref (created at ...), which was frozen at ...
+    """
+    access.check_ref(ref, "freeze")
+    if not is_concrete(ref):
+        return _jax.freeze(ref)
+    _check_not_tracing(ref, "freeze")
+    return _end(ref, "was frozen") if isinstance(ref, Ref) else _jax.freeze(ref)
+
+
+def free_ref(ref: Any) -> None:
+    """Ends a ref and frees its memory.
+
+    Raises:
+      RefStateError: if the ref has ended already, or outlives the trace in which it is freed.
+    """
+    access.check_ref(ref, "free_ref")
+    if not is_concrete(ref):
+        _jax.free_ref(ref)
+        return
+    _check_not_tracing(ref, "free_ref")
+    buffer = _end(ref, "was freed") if isinstance(ref, Ref) else ref._refs._buf
+    if buffer.is_deleted():
+        raise RefStateError(f"free_ref of {access.describe(ref)}, which has ended already")
+    buffer.delete()
+
+
+def _check_not_tracing(ref: Any, doing: str) -> None:
+    if not _jax.at_top_level():
+        raise RefStateError(
+            f"{doing} of {access.describe(ref)} inside a traced function, which would end it "
+            f"once, when tracing, and not in each call: {doing} it outside, or read `ref[...]`"
+        )
+
+
+def _end(ref: Ref, how: str) -> jax.Array:
+    site = user_site()
+    return _jax.wrap_keys(exchange.end(ref, f"{how} at {site}" if site else how), ref._dtype)
+
+
+def _adopt(ref: Any, origin: Origin) -> Any:
+    """Gives a ref that JAX made in a trace our type, where the trace can be told."""
+    return _jax.retype(ref, lambda aval: RefType.of(aval, origin))
+
+
+def _strong(aval: Any, origin: Origin | None) -> RefType:
+    return RefType(aval.inner_aval.update(weak_type=False), aval.memory_space, aval.kind, origin)
+
+
+def _as_array(x: Any) -> Any:
+    if getattr(x, "dtype", None) == jax.dtypes.float0:
+        raise RefTypeError(
+            "new_ref of an array of dtype float0, which holds no numbers: it stands for a "
+            "derivative that there is none of. Make a ref of zeros, `jnp.zeros(x.shape)`"
+        )
+    if isinstance(x, jax.Array) and hasattr(x, "dtype"):  # Values of a user's type have none.
+        return _jax.strong(x)
+    try:
+        leaves = jax.tree.leaves(x)
+        if any(isinstance(leaf, _jax.NativeRef) for leaf in leaves) or isinstance(x, _jax.Tracer):
+            raise TypeError
+        return x if isinstance(x, np.ndarray | np.generic) else _jax.strong(x)
+    except (TypeError, ValueError):
+        kind = type(getattr(x, "aval", x)).__name__
+        raise RefTypeError(
+            f"new_ref of a {kind}: a ref holds one array. Make a tree of refs with "
+            "`jax.tree.map(refs.new_ref, tree)`"
+        ) from None

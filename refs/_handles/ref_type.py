@@ -1,0 +1,115 @@
+"""The type of traced refs: JAX's own, with NumPy's indexing and with names for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from refs import _jax
+from refs._handles import access, members
+from refs._handles.view import ViewMaker
+from refs._indexing.syntax import as_tuple
+from refs._origin import Site
+from refs.errors import RefTypeError
+
+
+class Origin:
+    """Who a ref is, for messages: its name and the line that made it."""
+
+    __slots__ = ("name", "site")
+
+    def __init__(self, name: str | None, site: Site | None):
+        self.name, self.site = name, site
+
+    def describe(self) -> str:
+        named = f"ref `{self.name}`" if self.name else "a ref"
+        return f"{named} (created at {self.site})" if self.site else named
+
+
+class RefType(_jax.AbstractRef):
+    """JAX's type of a ref, with NumPy's indexing, `.at` and an origin for messages.
+
+    Equal, with equal hashes, to the `AbstractRef` of the same array type: JAX's caches and checks
+    take one for the other.
+    """
+
+    __slots__ = ("_hash", "origin")
+
+    def __init__(
+        self, inner_aval: Any, memory_space: Any = None, kind: Any = None, origin: Any = None
+    ):
+        super().__init__(inner_aval, memory_space, kind)
+        self.origin = origin
+        # Every call of a compiled function asks for it.
+        self._hash = hash((_jax.AbstractRef, self.inner_aval, self.memory_space))
+
+    def update(self, inner_aval: Any = None, memory_space: Any = None, kind: Any = None) -> RefType:
+        return RefType.of(super().update(inner_aval, memory_space, kind), self.origin)
+
+    @staticmethod
+    def of(aval: Any, origin: Origin | None = None) -> RefType:
+        return RefType(aval.inner_aval, aval.memory_space, aval.kind, origin)
+
+    def to_tangent_aval(self) -> RefType:
+        return RefType.of(super().to_tangent_aval(), self.origin)
+
+    def _getitem(self, tracer: Any, idx: Any) -> Any:
+        return access.get(tracer, as_tuple(idx))
+
+    def _setitem(self, tracer: Any, idx: Any, value: Any) -> None:
+        access.set(tracer, as_tuple(idx), value)
+
+    def _addupdate(self, tracer: Any, idx: Any, value: Any) -> None:
+        access.addupdate(tracer, idx, value)
+
+    at = _jax.aval_property(ViewMaker)
+    nbytes = _jax.aval_property(members.nbytes)
+    name = _jax.aval_property(members.name)
+    # Where an array is wanted. An array's operator asks for it, before the ref's own is.
+    __jax_array__ = _jax.aval_method(members.refuse_arithmetic)
+
+    def str_short(self, short_dtypes: bool = False, mesh_axis_types: bool = False) -> str:
+        # Jaxprs are printed with short dtypes, JAX's error messages without: there, say which ref.
+        text = super().str_short(short_dtypes, mesh_axis_types)
+        if self.origin is None or short_dtypes:
+            return text
+        return f"{text}, {self.origin.describe()}"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(members.no_attribute(name))
+
+    def __eq__(self, other: Any) -> bool:
+        return (
+            isinstance(other, _jax.AbstractRef)
+            and self.inner_aval == other.inner_aval
+            and self.memory_space == other.memory_space
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def _refuse_placement(aval: Any) -> Any:
+    named = aval.origin.describe() if aval.origin is not None else "a ref"
+    raise RefTypeError(
+        f"{named} where `jax.device_put` takes an array; `jax.debug.print` and "
+        "`jax.debug.callback` call it outside of traced functions: give them the value, `ref[...]`"
+    )
+
+
+_jax.refuse_placement(RefType, _refuse_placement)
+_jax.register_ref_type(RefType, lambda aval, source: RefType.of(aval, source.origin))
+
+
+def _of_tracer(operator: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda aval, tracer, *others: operator(tracer, *others)
+
+
+for _name, _method in members.METHODS.items():
+    setattr(RefType, _name, _jax.aval_method(staticmethod(_method)))
+# What is only known when the program runs: JAX says so, of any traced array's value.
+for _name in ("float", "int", "complex", "index"):
+    setattr(RefType, f"_{_name}", _of_tracer(members.CONVERSIONS[_name]))
+# JAX looks for the operators of a tracer here: `_add`, `_neg` …
+for _name, _operator in members.OPERATORS.items():
+    setattr(RefType, f"_{_name}", _of_tracer(_operator))

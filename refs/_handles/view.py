@@ -1,0 +1,352 @@
+"""Views: `ref.at[idx]` names a part of a ref, to be read or updated in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypedDict, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from refs import _jax
+from refs._handles import access
+from refs._indexing.index import Index
+from refs._indexing.nesting import nest
+from refs._indexing.syntax import BRACKETS, Bounds, as_tuple
+from refs._indexing.values import filling, fit
+from refs.errors import RefValueError
+
+
+class How(TypedDict, total=False):
+    """The keywords of the methods of `ref.at[idx]`, those of `x.at[idx]` in `jax.numpy`.
+
+    Attributes:
+      mode: what becomes of integers out of bounds, Python's too, which are errors without it. With
+        "clip" the nearest element is read and written. With "fill" or "drop" a read fills in a
+        value, and a write is dropped. "promise_in_bounds" says that there are none.
+      wrap_negative_indices: False if negative integers are out of bounds.
+      unique_indices: a promise that no element is named twice. Nothing is made of it.
+      indices_are_sorted: a promise that the elements come in order. Nothing is made of it.
+    """
+
+    mode: str | jax.lax.GatherScatterMode | None
+    wrap_negative_indices: bool
+    unique_indices: bool
+    indices_are_sorted: bool
+
+
+def _bounds(how: How) -> Bounds:
+    if not how:
+        return BRACKETS
+    if unknown := how.keys() - How.__annotations__.keys():
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
+    mode, wrap = how.get("mode"), how.get("wrap_negative_indices", True)
+    if mode is None:
+        return Bounds(None, wrap)
+    try:
+        return Bounds(_MODES[jax.lax.GatherScatterMode.from_any(mode)], wrap)
+    except (KeyError, ValueError):
+        raise RefValueError(
+            f"mode {mode!r} of an index: it is 'clip', 'fill', 'drop' or 'promise_in_bounds'"
+        ) from None
+
+
+_MODES = {
+    jax.lax.GatherScatterMode.CLIP: "clip",
+    jax.lax.GatherScatterMode.FILL_OR_DROP: "fill",
+    jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS: "promise",
+}
+
+
+class ViewMaker:
+    """What `ref.at` is: index it."""
+
+    __slots__ = ("_path", "_ref")
+
+    def __init__(self, ref: Any, path: tuple[Any, ...] = ()):
+        self._ref, self._path = ref, path
+
+    def __getitem__(self, idx: Any) -> RefView:
+        return RefView(self._ref, (*self._path, as_tuple(idx)))
+
+
+@jax.tree_util.register_pytree_node_class
+class RefView:
+    """A part of a ref, named by one or more indices, each within the last.
+
+    The methods and their keywords are those of `jax.numpy`'s `x.at[idx]`, but they change the ref
+    and, `get` and `swap` apart, return nothing. Views nest, and are pytrees whose leaves are the
+    ref and the arrays in its indices: they can be passed to `refs.jit`.
+
+    >>> r = refs.new_ref(jnp.zeros((2, 3)))
+    >>> row = r.at[1]
+    >>> row.at[::2].set(5)
+    >>> row.multiply(2)
+    >>> r
+    Ref([[ 0.,  0.,  0.],
+         [10.,  0., 10.]], dtype=float32)
+    """
+
+    __slots__ = ("_arrays", "_frozen", "_ref")
+
+    def __init__(self, ref: Any, path: tuple[Any, ...]):
+        arrays: list[Any] = []
+        self._ref = ref
+        self._frozen = tuple(tuple(_freeze(e, arrays) for e in idx) for idx in path)
+        self._arrays = tuple(arrays)
+
+    @property
+    def _path(self) -> tuple[Any, ...]:
+        rest = iter(self._arrays)
+        return tuple(tuple(_thaw(e, rest) for e in idx) for idx in self._frozen)
+
+    @property
+    def at(self) -> ViewMaker:
+        """Names a part of this part."""
+        return ViewMaker(self._ref, self._path)
+
+    @property
+    def ref(self) -> Any:
+        """The ref that this view looks into."""
+        return self._ref
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the part."""
+        shape = self._ref.shape
+        for idx in self._path:
+            shape = Index.parse(idx, shape).result_shape
+        return shape
+
+    @property
+    def dtype(self) -> Any:
+        """The ref's dtype."""
+        return self._ref.dtype
+
+    def get(
+        self, *, fill_value: Any = None, out_sharding: Any = None, **how: Unpack[How]
+    ) -> jax.Array:
+        """Returns the part's value.
+
+        With `mode="fill"`, what is out of bounds is `fill_value`, by default NaN, the least signed
+        integer, the greatest unsigned one, or True.
+
+        Args:
+          fill_value: a scalar.
+          out_sharding: how the value is sharded over an explicit mesh.
+          how: see `How`.
+        """
+        bounds = _bounds(how)
+        index = self._index("get", bounds, writing=False)
+        if self._is_in_scalar:
+            value = index.read(access.get(self._ref).reshape(1))
+        elif out_sharding is not None:
+            value = access.get_sharded(self._ref, index, out_sharding)
+        else:
+            value = access.get(self._ref, index)
+        if bounds.mode == "fill":
+            with access.blamed("get", self._ref):
+                if fill_value is None:
+                    fill_value = filling(self.dtype)
+                fill = fit(fill_value, (), self.dtype)
+                inside = Index.parse(self._index("get", bounds, writing=True), self._ref.shape)
+                value = inside.fill(value, fill)
+        return value if out_sharding is None else jax.sharding.reshard(value, out_sharding)
+
+    def set(self, value: Any, **how: Unpack[How]) -> None:
+        """Overwrites the part."""
+        self._update("set", value, how)
+
+    def swap(self, value: Any) -> jax.Array:
+        """Overwrites the part and returns what stood there."""
+        if self._arrays and len(self._path) > 1:
+            # What is out of bounds lies elsewhere for a read than for a write.
+            old = self.get()
+            self.set(value)
+            return old
+        return access.swap(self._ref, self._index("swap", BRACKETS, writing=True), value)
+
+    def add(self, value: Any, **how: Unpack[How]) -> None:
+        """Adds to the part; elements named twice get both contributions."""
+        self._update("add", value, how)
+
+    def subtract(self, value: Any, **how: Unpack[How]) -> None:
+        """Subtracts from the part; elements named twice get both contributions."""
+        self._update("subtract", value, how)
+
+    def multiply(self, value: Any, **how: Unpack[How]) -> None:
+        """Multiplies the part; elements named twice are multiplied twice."""
+        self._update("multiply", value, how)
+
+    mul = multiply
+
+    def divide(self, value: Any, **how: Unpack[How]) -> None:
+        """Divides the part; elements named twice are divided by the product."""
+        self._update("divide", value, how)
+
+    def power(self, value: Any, **how: Unpack[How]) -> None:
+        """Raises the part to a power; for elements named twice, to the product."""
+        self._update("power", value, how)
+
+    def min(self, value: Any, **how: Unpack[How]) -> None:
+        """Replaces elements greater than `value` by it."""
+        self._update("min", value, how)
+
+    def max(self, value: Any, **how: Unpack[How]) -> None:
+        """Replaces elements less than `value` by it."""
+        self._update("max", value, how)
+
+    def apply(self, fn: Callable[[jax.Array], jax.Array], **how: Unpack[How]) -> None:
+        """Replaces each element by `fn` of it (`fn` as NumPy's ufuncs, elementwise)."""
+        self._update("apply", fn, how)
+
+    def __getitem__(self, idx: Any) -> jax.Array:
+        return self.at[idx].get()
+
+    def __setitem__(self, idx: Any, value: Any) -> None:
+        self.at[idx].set(value)
+
+    def __repr__(self) -> str:
+        path = "".join(f"[{_show(idx)}]" for idx in self._path)
+        return f"RefView({access.describe(self._ref)}{path}, shape={self.shape})"
+
+    def _index(self, doing: str, bounds: Bounds, *, writing: bool) -> Any:
+        """The one index that names the part; what isn't nested stays as it was written."""
+        first, *rest = self._path
+        if not rest and bounds == BRACKETS:
+            return first
+        shape = access.check_ref(self._ref, doing).shape
+        if self._is_in_scalar:
+            first, shape = (0, *first), (1,)
+        with access.blamed(doing, self._ref):
+            index = Index.parse(first, shape, bounds)
+            for idx in rest:
+                inner = Index.parse(idx, index.result_shape, bounds)
+                if not writing:
+                    inner.check_read()
+                index = nest(index, inner, writing=writing)
+        return index
+
+    @property
+    def _is_in_scalar(self) -> bool:
+        """Whether an axis that `None` has given to a scalar is indexed, with arrays or slices.
+
+        No index of the scalar says that; one of a row with nothing but the scalar in it does.
+        """
+        return (
+            self._ref.ndim == 0
+            and len(self._frozen) > 1
+            and not all(
+                e is None or e is ... or type(e) is int for idx in self._frozen for e in idx
+            )
+        )
+
+    def _update_scalar(self, index: Index, method: str, operand: Any) -> None:
+        with access.blamed(method, self._ref):
+            if method != "apply":
+                operand = fit(operand, index.result_shape, self.dtype)
+        if method == "add":  # In lanes that share the ref, no read may come before it.
+            access.addupdate(self._ref, ..., index.add(jnp.zeros(1, self.dtype), operand)[0])
+        else:
+            row = access.get(self._ref).reshape(1)
+            access.set(self._ref, ..., index.update(row, method, operand)[0])
+
+    def _update(self, method: str, operand: Any, how: How) -> None:
+        index = self._index(method, _bounds(how), writing=True)
+        if self._is_in_scalar:
+            self._update_scalar(index, method, operand)
+        elif method == "set":
+            access.set(self._ref, index, operand)
+        elif method == "add":
+            access.addupdate(self._ref, index, operand)
+        else:
+            access.update(self._ref, index, method, operand)
+
+    # -- a pytree whose leaves are the ref and the arrays in its indices --------------------------
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return (self._ref, *self._arrays), self._frozen
+
+    @classmethod
+    def tree_unflatten(cls, frozen: tuple[Any, ...], children: tuple[Any, ...]) -> RefView:
+        # Children may be anything: JAX makes trees of flags, of shapes, of names.
+        view = object.__new__(cls)
+        view._ref, *arrays = children
+        view._arrays, view._frozen = tuple(arrays), frozen
+        return view
+
+
+def is_view(x: Any) -> bool:
+    return isinstance(x, RefView)
+
+
+class _Array:
+    """Stands in a view's structure where an array stands in its index."""
+
+
+class _Slice(NamedTuple):
+    """A slice, hashable on every Python."""
+
+    start: Any
+    stop: Any
+    step: Any
+
+
+def _type_of(view: RefView) -> Any:
+    """That of a ref to the part: `jnp.ones_like` asks for it, inside `shard_map`."""
+    part = jax.ShapeDtypeStruct(view.shape, view.dtype)
+    return _jax.AbstractRef(_jax.shaped_abstractify(part))
+
+
+_jax.register_type_of(RefView, _type_of)
+
+
+class _DynamicSlice(NamedTuple):
+    """A `jax.ds` without its start, which is an array."""
+
+    size: int
+    stride: int
+
+
+class _Mask(NamedTuple):
+    """A boolean mask, which must stay concrete wherever the view is taken."""
+
+    shape: tuple[int, ...]
+    content: bytes
+
+
+def _freeze(entry: Any, arrays: list[Any]) -> Any:
+    if isinstance(entry, slice):
+        return _Slice(entry.start, entry.stop, entry.step)
+    if isinstance(entry, _jax.Slice):
+        arrays.append(entry.start)
+        return _DynamicSlice(int(entry.size), entry.stride)
+    if isinstance(entry, list):
+        entry = np.asarray(entry, dtype=None if entry else np.int32)
+    if isinstance(entry, np.ndarray | _jax.ArrayImpl) and entry.dtype == bool:
+        return _Mask(entry.shape, np.asarray(entry).tobytes())
+    if hasattr(entry, "dtype"):
+        arrays.append(entry)
+        return _Array
+    return entry
+
+
+def _thaw(entry: Any, arrays: Any) -> Any:
+    if isinstance(entry, _Slice):
+        return slice(*entry)
+    if isinstance(entry, _DynamicSlice):
+        return _jax.Slice(next(arrays), *entry)
+    if isinstance(entry, _Mask):
+        return np.frombuffer(entry.content, bool).reshape(entry.shape)
+    return next(arrays) if entry is _Array else entry
+
+
+def _show(idx: Any) -> str:
+    def show(entry: Any) -> str:
+        if isinstance(entry, slice):
+            parts = ["" if p is None else str(p) for p in (entry.start, entry.stop)]
+            return ":".join(parts + ([] if entry.step is None else [str(entry.step)]))
+        return "..." if entry is ... else str(entry)
+
+    return ", ".join(show(e) for e in idx)

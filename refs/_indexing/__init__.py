@@ -1,0 +1,1 @@
+"""What an index means, and what a value is that goes into a ref: NumPy's rules, complete."""

@@ -1,0 +1,106 @@
+"""Reading and writing: first a contiguous block of the array, then what is left within it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from refs._indexing.places import is_static, located, narrow, within
+from refs._indexing.syntax import InBounds, Span, is_array
+
+
+class Block(NamedTuple):
+    """A contiguous block, and `rest`, the index within it (None when it is the block itself).
+
+    A start that isn't known is moved so that the block fits, as XLA moves it, which does another
+    thing along a sharded axis.
+    """
+
+    starts: tuple[Any, ...]
+    sizes: tuple[int, ...]
+    shape: tuple[int, ...]
+    unchecked: tuple[Any, ...]  # (traced integer, dimension): where a write may be out of bounds
+    rest: tuple[Any, ...] | None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.sizes == self.shape and not self.unchecked
+
+    def read(self, x: Any) -> Any:
+        if all(is_static(s) for s in self.starts):
+            stops = tuple(s + n for s, n in zip(self.starts, self.sizes, strict=True))
+            return lax.slice(x, self.starts, stops)
+        return lax.dynamic_slice(x, self._starts, self.sizes, allow_negative_indices=False)
+
+    def write(self, x: Any, value: Any) -> Any:
+        if self.unchecked:
+            inside = functools.reduce(
+                lax.bitwise_and,
+                [
+                    lax.bitwise_and(lax.ge(i, i.dtype.type(0)), lax.lt(i, jnp.asarray(n, i.dtype)))
+                    for i, n in self.unchecked
+                ],
+            )
+            # lax would clamp the index and hit another element; jax.numpy drops the write.
+            value = lax.select(jnp.broadcast_to(inside, value.shape), value, self.read(x))
+        return lax.dynamic_update_slice(x, value, self._starts, allow_negative_indices=False)
+
+    @property
+    def _starts(self) -> list[Any]:
+        """All of one type, also where JAX's Python integers are wider."""
+        n = _widest(self.shape)
+        return [narrow(np.asarray(s), n) if is_static(s) else s for s in self.starts]
+
+
+def block_of(dims: tuple[Any, ...], shape: tuple[int, ...]) -> Block:
+    """The block of an array of shape `shape` that an index's `dims` lie in."""
+    starts: list[Any] = []
+    sizes: list[int] = []
+    rest: list[Any] = []
+    unchecked: list[tuple[Any, int]] = []
+    with_arrays = any(is_array(d) for d in dims)
+    widest = _widest(shape)
+
+    def start(i: Any, n: int, size: int) -> Any:
+        return i if is_static(i) else within(i, n - size)
+
+    for dim, n in zip(dims, shape, strict=True):
+        in_bounds = isinstance(dim, InBounds)
+        dim = dim.value if in_bounds else dim
+        if isinstance(dim, Span):
+            span = (dim.size - 1) * dim.step + 1 if dim.size else 0
+            starts.append(start(_located(dim.start, n, widest), n, span))
+            sizes.append(span)
+            rest.append(slice(None, None, dim.step))
+        elif with_arrays:
+            starts.append(0)
+            sizes.append(n)
+            rest.append(dim if is_static(dim) else narrow(dim, n))
+        else:
+            place = _located(dim, n, widest)
+            starts.append(place if in_bounds else start(place, n, 1))
+            sizes.append(1)
+            rest.append(0)
+            if not in_bounds and not is_static(dim):
+                unchecked.append((place, n))
+    stepped = any(isinstance(d, Span) and d.step > 1 and d.size > 1 for d in dims)
+    return Block(
+        tuple(starts),
+        tuple(sizes),
+        shape,
+        tuple(unchecked),
+        tuple(rest) if with_arrays or stepped else None,
+    )
+
+
+def _widest(shape: tuple[int, ...]) -> int:
+    """The greatest size of those that are known."""
+    return max(filter(is_static, shape), default=0)
+
+
+def _located(i: Any, n: int, widest: int) -> Any:
+    return int(i) if is_static(i) else located(narrow(i, widest), n)

@@ -1,0 +1,345 @@
+"""NumPy indexing, complete, in two halves.
+
+`parse` turns any index expression into an `Index`: one entry for each dimension of the indexed
+array, in the vocabulary that JAX's ref primitives have (integers, integer arrays, spans with a
+positive step), and what is left to do to the value: reverse, transpose, insert axes. An `Index`
+then reads, overwrites or accumulates into an array *value*; handles, traced refs and discharge
+all come here, so that an index means the same everywhere.
+
+    >>> Index.parse((None, slice(None, None, -2), 0), (5, 3)).result_shape
+    (1, 3)
+
+Out-of-bounds indices follow `jax.numpy`: a read clamps, a write is dropped. A Python integer that
+is out of bounds is an error, as in NumPy.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from refs import _jax
+from refs._indexing.blocks import block_of
+from refs._indexing.places import are_distinct, is_constant, is_inside, is_static, shared
+from refs._indexing.sharded import automatically, sharded_like
+from refs._indexing.syntax import (
+    BRACKETS,
+    Bounds,
+    InBounds,
+    NewAxis,
+    Reversed,
+    Span,
+    bounded,
+    expand,
+    is_array,
+)
+from refs._indexing.updates import UPDATES, scatter
+from refs._indexing.values import fit
+from refs.errors import RefIndexError
+
+
+class Index(NamedTuple):
+    """An index expression made explicit for an array of shape `shape`.
+
+    `dims` has a Span, an integer or an integer array for each dimension. Applying them as
+    `jax.ref` does gives a value of shape `taken_shape`; reversing the axes `flip` of it,
+    transposing by `perm` and reshaping to `result_shape` gives NumPy's result.
+    """
+
+    shape: tuple[int, ...]
+    dims: tuple[Any, ...]
+    taken_shape: tuple[int, ...]
+    flip: tuple[int, ...]
+    perm: tuple[int, ...]
+    result_shape: tuple[int, ...]
+
+    # -- making ---------------------------------------------------------------------------------
+
+    @staticmethod
+    def parse(idx: Any, shape: Sequence[int], bounds: Bounds = BRACKETS) -> Index:
+        if isinstance(idx, Index):
+            return idx
+        shape = tuple(shape)
+        entries = expand(idx, shape)
+        dims = bounded([e for e in entries if not isinstance(e, NewAxis)], shape, bounds)
+        located = iter(dims)
+        entries = [e if isinstance(e, NewAxis) else next(located) for e in entries]
+        with_arrays = any(is_array(d) for d in dims)
+        int_shape = _int_shape(dims)
+        taken_shape, int_axes = taken(dims, int_shape)
+        flip = tuple(
+            axis
+            for axis, span in zip(
+                [a for a in range(len(taken_shape)) if a not in int_axes],
+                [d for d in dims if isinstance(d, Reversed | Span)],
+                strict=True,
+            )
+            if isinstance(span, Reversed)
+        )
+        dims = tuple(d.span if isinstance(d, Reversed) else d for d in dims)
+
+        # NumPy puts the axes of integer arrays where the first stands, or in front when anything
+        # stands between them, `None` included, which `dims` doesn't know.
+        advanced = [
+            k
+            for k, e in enumerate(entries)
+            if with_arrays and not isinstance(e, NewAxis | Span | Reversed)
+        ]
+        together = not advanced or advanced == list(range(advanced[0], advanced[-1] + 1))
+        sizes: list[int] = []
+        axes: list[int] = []
+        basic_axes = iter(a for a in range(len(taken_shape)) if a not in int_axes)
+        if not together:
+            sizes += int_shape
+            axes += int_axes
+        for k, entry in enumerate(entries):
+            if isinstance(entry, NewAxis):
+                sizes += [1] * entry.count
+            elif isinstance(entry, Span | Reversed):
+                axes.append(next(basic_axes))
+                sizes.append(taken_shape[axes[-1]])
+            elif together and advanced and k == advanced[0]:
+                sizes += int_shape
+                axes += int_axes
+        return Index(shape, dims, taken_shape, flip, tuple(axes), tuple(sizes))
+
+    @staticmethod
+    def of_dims(dims: Sequence[Any], shape: Sequence[int]) -> Index:
+        """The index that JAX's own indexer stands for."""
+        taken_shape, _ = taken(tuple(dims), _int_shape(dims))
+        return Index(
+            tuple(shape), tuple(dims), taken_shape, (), tuple(range(len(taken_shape))), taken_shape
+        )
+
+    @property
+    def int_shape(self) -> tuple[int, ...]:
+        """The shape that the integer arrays have together."""
+        return _int_shape(self.dims)
+
+    @property
+    def int_axes(self) -> tuple[int, ...]:
+        """Which axes of the taken value are theirs."""
+        return taken(self.dims, self.int_shape)[1]
+
+    @property
+    def axes(self) -> list[int | None]:
+        """For each axis of the result, which of the taken value it is, None for a new one."""
+        found: list[int | None] = []
+        rest = list(self.perm)
+        for size in self.result_shape:
+            is_new = not rest or self.taken_shape[rest[0]] != size
+            found.append(None if is_new else rest.pop(0))
+        return found
+
+    @property
+    def is_whole(self) -> bool:
+        """True for `...`: the value is the array itself."""
+        return self.is_plain and all(
+            isinstance(d, Span) and d.covers(n) for d, n in zip(self.dims, self.shape, strict=True)
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """True when `dims` alone give NumPy's result."""
+        return not self.flip and self.taken_shape == self.result_shape and self._in_order
+
+    @property
+    def _in_order(self) -> bool:
+        return self.perm == tuple(range(len(self.perm)))
+
+    def check_read(self) -> None:
+        """Raises if it names elements of an axis that has none: there is no nearest one."""
+        for axis, (dim, n) in enumerate(zip(self.dims, self.shape, strict=True)):
+            if not n and is_array(dim) and 0 not in self.int_shape:
+                raise RefIndexError(
+                    f"an index array of shape {np.shape(dim)} is out of bounds for axis {axis} of "
+                    "size 0"
+                )
+
+    @property
+    def has_arrays(self) -> bool:
+        """True when an element may be named twice."""
+        return any(is_array(d) for d in self.dims)
+
+    # -- static and dynamic parts: kernels are compiled for the first, called with the second ---
+
+    def split(self) -> tuple[Index, list[Any]]:
+        """This index with every start, integer and array taken out, and those, as operands."""
+        operands: list[Any] = []
+        skeleton: list[Any] = []
+        for dim, n in zip(self.dims, self.shape, strict=True):
+            if isinstance(dim, Span):
+                if dim.covers(n):
+                    skeleton.append(dim)
+                else:
+                    operands.append(_operand(dim.start))
+                    skeleton.append(Span(None, dim.size, dim.step))
+            else:
+                operands.append(_operand(dim))
+                # Parsing has checked static integers: no need to mask the write.
+                skeleton.append("in bounds" if is_static(dim) else None)
+        return self._replace(dims=tuple(skeleton)), operands
+
+    def join(self, operands: Sequence[Any]) -> Index:
+        rest = iter(operands)
+        dims: list[Any] = []
+        for dim in self.dims:
+            if isinstance(dim, Span):
+                dims.append(Span(next(rest), *dim[1:]) if dim.start is None else dim)
+            else:
+                dims.append(InBounds(next(rest)) if dim == "in bounds" else next(rest))
+        return self._replace(dims=tuple(dims))
+
+    def indexer(self) -> _jax.NDIndexer:
+        """JAX's indexer for `dims`."""
+        int_shape = _int_shape(self.dims)
+        indices: tuple[Any, ...] = tuple(
+            _jax.Slice(d.start, d.size, d.step)
+            if isinstance(d, Span)
+            else shared(_operand(_broadcast_index(d, int_shape)))
+            for d in self.dims
+        )
+        constants = [
+            (np.asarray(i), n)
+            for i, n in zip(indices, self.shape, strict=True)
+            if np.ndim(i) and is_constant(i)
+        ]
+        kind: Any = _jax.DistinctIndexer if are_distinct(constants) else _jax.NDIndexer
+        return kind(indices, self.shape, int_shape)
+
+    # -- the value after the indexer, and back --------------------------------------------------
+
+    def finish(self, taken: Any) -> Any:
+        """NumPy's result from what `dims` alone give."""
+        if self.flip:
+            taken = lax.rev(taken, self.flip)
+        if not self._in_order:
+            taken = lax.transpose(taken, self.perm)
+        return _reshape(taken, self.result_shape)
+
+    def unfinish(self, result: Any) -> Any:
+        """The inverse of `finish`."""
+        result = _reshape(result, tuple(self.taken_shape[a] for a in self.perm))
+        if not self._in_order:
+            result = lax.transpose(result, tuple(int(k) for k in np.argsort(self.perm)))
+        return lax.rev(result, self.flip) if self.flip else result
+
+    def fill(self, result: Any, value: Any) -> Any:
+        """A result of this index, with `value` where that is out of bounds."""
+        places = [
+            (d, n)
+            for d, n in zip(self.dims, self.shape, strict=True)
+            if not isinstance(d, Span) and not is_static(d)
+        ]
+        if not places:
+            return result
+        inside = functools.reduce(operator.and_, [is_inside(d, n) for d, n in places])
+        inside = jnp.broadcast_to(inside, self.int_shape)
+        axes = self.int_axes
+        sizes = [n if a in axes else 1 for a, n in enumerate(self.taken_shape)]
+        inside = jnp.broadcast_to(inside.reshape(sizes), self.taken_shape)
+        return jnp.where(self.finish(inside), result, value)
+
+    # -- reading and updating values ------------------------------------------------------------
+
+    def read(self, x: Any, out_sharding: Any = None) -> Any:
+        """The part of `x`, sharded over an explicit mesh as told."""
+        if out_sharding is not None:
+            return automatically(Index.read, self, out_sharding, x)
+        block = block_of(self.dims, self.shape)
+        if not block.is_whole:
+            x = block.read(x)
+        if block.rest is not None:
+            return self.finish(x[block.rest])
+        return self.finish(_reshape(x, self.taken_shape))
+
+    def write(self, x: Any, value: Any) -> Any:
+        return self.update(x, "set", value)
+
+    def add(self, x: Any, value: Any) -> Any:
+        """Accumulates: an element named twice gets both contributions."""
+        return self.update(x, "add", value)
+
+    def update(self, x: Any, method: str, operand: Any) -> Any:
+        """`x.at[...].<method>(operand)` of `jax.numpy`, for each method in `UPDATES`.
+
+        It is sharded as `x` is.
+        """
+        if not _jax.is_on_explicit_mesh(x):
+            return self._update(x, method, operand)
+        if method == "apply" or self.is_whole:  # A user's function runs where its caller does.
+            return sharded_like(self._update(x, method, operand), x)
+
+        def update(index: Index, x: Any, operand: Any) -> Any:
+            return index._update(x, method, operand)
+
+        return automatically(update, self, _jax.typeof(x).sharding, x, operand)
+
+    def _update(self, x: Any, method: str, operand: Any) -> Any:
+        if method in ("set", "add"):
+            return self._update_taken(x, self.unfinish(operand), method)
+        if not self.has_arrays:
+            new = UPDATES[method](self.read(x), operand)
+            return self.write(x, fit(new, self.result_shape, x.dtype))
+        if method != "apply":
+            operand = self.unfinish(jnp.broadcast_to(operand, self.result_shape))
+        return self._update_taken(x, operand, method)
+
+    def _update_taken(self, x: Any, value: Any, method: str) -> Any:
+        block = block_of(self.dims, self.shape)
+        if block.rest is not None:
+            part = x if block.is_whole else block.read(x)
+            part = scatter(part, block.rest, method, value)
+            return part if block.is_whole else block.write(x, part)
+        value = _reshape(value, block.sizes)
+        if block.is_whole:
+            return value if method == "set" else jnp.add(x, value)
+        if method == "add":
+            value = jnp.add(block.read(x), value)
+        return block.write(x, value)
+
+
+def _reshape(x: Any, shape: tuple[int, ...]) -> Any:
+    return x if x.shape == shape else lax.reshape(x, shape)
+
+
+def _operand(i: Any) -> Any:
+    return np.int32(i) if is_static(i) else i
+
+
+def _broadcast_index(i: Any, shape: tuple[int, ...]) -> Any:
+    if np.shape(i) == shape:
+        return i
+    broadcast = (
+        np.broadcast_to if isinstance(i, np.ndarray | int | np.integer) else jnp.broadcast_to
+    )
+    return broadcast(i, shape)
+
+
+def _int_shape(dims: Sequence[Any]) -> tuple[int, ...]:
+    shapes = [np.shape(d) for d in dims if is_array(d)]
+    try:
+        return tuple(np.broadcast_shapes(*shapes))
+    except ValueError:
+        raise RefIndexError(
+            f"index arrays of shapes {', '.join(map(str, shapes))} do not broadcast together"
+        ) from None
+
+
+def taken(
+    dims: Sequence[Any], int_shape: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape that JAX's indexer gives, and which of its axes come from integer arrays."""
+    spans = [d.span if isinstance(d, Reversed) else d for d in dims]
+    sizes = tuple(d.size for d in spans if isinstance(d, Span))
+    ints = [k for k, d in enumerate(spans) if not isinstance(d, Span)]
+    together = not ints or ints == list(range(ints[0], ints[-1] + 1))
+    at = ints[0] if ints and together else 0
+    shape = sizes[:at] + int_shape + sizes[at:]
+    return shape, tuple(range(at, at + len(int_shape)))

@@ -1,0 +1,108 @@
+"""What an update makes of an array's elements, some of which its index may name twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from refs._indexing.values import fit
+
+# What each method makes of the old elements and its operand, where none is named twice.
+UPDATES: dict[str, Any] = {
+    "set": lambda old, value: value,
+    "add": jnp.add,
+    "multiply": jnp.multiply,
+    "divide": jnp.divide,
+    "power": jnp.power,
+    "min": jnp.minimum,
+    "max": jnp.maximum,
+    "apply": lambda old, fn: fn(old),
+}
+
+
+def scatter(x: Any, idx: tuple[Any, ...], method: str, value: Any) -> Any:
+    """`x.at[idx].<method>(value)`."""
+    if x.dtype == bool:
+        # XLA's scatters don't add or multiply booleans as NumPy does, but these are the same.
+        method = {"add": "max", "multiply": "min"}.get(method, method)
+    if method == "apply":
+        return _apply_each(x, idx, value)
+    if method == "multiply":
+        return _multiply(x, idx, value)
+    if method in ("divide", "power"):
+        total = _multiply(jnp.ones_like(x), idx, value)
+        return fit(UPDATES[method](x, total), x.shape, x.dtype)
+    return getattr(x.at[idx], method)(value)
+
+
+def _places(x: Any, idx: tuple[Any, ...]) -> Any:
+    """Where in `x`, made flat, the elements of `x[idx]` lie; those out of bounds behind its end."""
+    place = jnp.arange(x.size, dtype=jnp.int32).reshape(x.shape)
+    return place.at[idx].get(mode="fill", fill_value=x.size).ravel()
+
+
+def _apply_each(x: Any, idx: tuple[Any, ...], fn: Any) -> Any:
+    """Applies `fn` to one element after the other.
+
+    XLA's scatter could, but only a function that closes over nothing.
+    """
+    place = _places(x, idx)
+    if not place.size:
+        return x
+
+    def step(k: Any, flat: Any) -> Any:
+        return flat.at[place[k]].set(fit(fn(flat[place[k]]), (), x.dtype))
+
+    return lax.fori_loop(0, place.size, step, x.ravel()).reshape(x.shape)
+
+
+def _multiply(x: Any, idx: tuple[Any, ...], y: Any) -> Any:
+    """`x.at[idx].multiply(y)`, with the derivative that JAX's doesn't have."""
+
+    # JAX keeps the rule, and with it what it closes over: no values of a trace, then.
+    slices = [i if isinstance(i, slice) else None for i in idx]
+
+    def index(arrays: Any) -> tuple[Any, ...]:
+        rest = iter(arrays)
+        return tuple(next(rest) if i is None else i for i in slices)
+
+    @jax.custom_jvp
+    def multiply(x: Any, y: Any, *arrays: Any) -> Any:
+        return x.at[index(arrays)].multiply(y)
+
+    @multiply.defjvp
+    def derivative(primals: Any, tangents: Any) -> Any:
+        x, y, *arrays = primals
+        places = _places(x, index(arrays))
+        return jax.jvp(lambda x, y: _multiply_each(x, places, y), (x, y), tangents[:2])
+
+    arrays = [i for i in idx if not isinstance(i, slice)]
+    shape = jax.eval_shape(x.at[idx].get).shape
+    return multiply(x, jnp.broadcast_to(y, shape), *arrays)
+
+
+# One operation: JAX doesn't differentiate the scan's own under an explicit mesh.
+@jax.jit
+def _multiply_each(x: Any, places: Any, y: Any) -> Any:
+    """The same in operations that have derivatives: the factors of one element side by side."""
+    if not places.size:
+        return x
+    order = jnp.argsort(places)
+    places, factors = places[order], y.ravel()[order]
+    changes = places[1:] != places[:-1]
+    edge = jnp.ones(1, bool)
+
+    def times(a: Any, b: Any) -> Any:
+        begins, product = b
+        return a[0] | begins, jnp.where(begins, 1, a[1]).astype(product.dtype) * product
+
+    begins = jnp.concatenate([edge, changes])
+    _, products = lax.associative_scan(times, (begins, factors))
+    # The last of each element's has them all.
+    places = jnp.where(jnp.concatenate([changes, edge]), places, x.size)
+    flat = x.ravel()
+    new = flat.at[places].get(mode="clip") * products
+    return flat.at[places].set(new, mode="drop").reshape(x.shape)

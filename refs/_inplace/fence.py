@@ -1,0 +1,168 @@
+"""Fences: values that are there before an update, and an update that comes after them.
+
+XLA duplicates cheap operations into whatever uses them. A read that is repeated after the buffer's
+update keeps the old buffer alive, and all of it is copied; so does an update that is repeated where
+its result is read. What comes out of a fence is not computed again.
+
+On CPU a fence is a conditional of which XLA can't tell that it always goes the same way, with the
+update in it: every version honours that (`optimization_barrier` is expanded before fusion by jaxlib
+< 0.11.2). A conditional would make a GPU wait for its host, so elsewhere the fence is a barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from refs import _jax
+from refs._inplace.body import (
+    CALLBACK,
+    UPDATES,
+    barrier,
+    can_pass,
+    carries,
+    is_small,
+    is_var,
+    splice,
+    substitute,
+)
+
+_TELLING = {
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *("bool", "bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
+}
+
+
+class Fenced(NamedTuple):
+    """Equations for an update behind a fence, and what is called otherwise behind it."""
+
+    eqns: list[Any]
+    names: dict[Any, Any]
+
+
+def fenced(
+    eqn: Any,
+    buffer: Any,
+    passing: Sequence[Any],
+    seen: Sequence[Any],
+    constant: Container[Any],
+    on_cpu: bool,
+) -> Fenced:
+    """An update behind a fence that some values pass, and that others must be there for.
+
+    Args:
+      eqn: the equation that updates `buffer`.
+      buffer: one of its operands.
+      passing: values to be used afterwards as they were before.
+      seen: large values that aren't computed again: the update only has to wait for them.
+      constant: values that XLA knows, so that nothing can be made to depend on them.
+      on_cpu: whether a conditional will do.
+    """
+    if eqn.primitive is CALLBACK and on_cpu:
+        return _carried(eqn, [*passing, *seen])
+    is_update = eqn.primitive in UPDATES
+    operands = [v for v in _index_first(eqn) if is_var(v) and v is not buffer and can_pass(v)]
+    if not is_update:
+        operands = [v for v in operands if is_small(v, buffer)]
+    candidates = [v for v in (*operands, *passing) if can_tell(v) and v not in constant]
+    tokens = list(seen) or candidates[:1]
+    can_fence = tokens and all(map(can_tell, tokens)) and all(map(can_pass, passing))
+    if not can_fence and not passing and not seen:
+        return Fenced([eqn], {})
+    if not on_cpu or not can_fence:
+        return _barrier(eqn, [*passing, *seen], [*operands, buffer])
+    if is_update:
+        atoms = [*tokens, *eqn.invars, *passing]
+        static = {"primitive": eqn.primitive, "params": tuple(eqn.params.items())}
+        eqns, out = splice(
+            _update, atoms, eqn, n_tokens=len(tokens), n_operands=len(eqn.invars), **static
+        )
+        return Fenced(eqns, dict(zip([*eqn.outvars, *passing], out, strict=True)))
+    if not operands:
+        return _barrier(eqn, [*passing, *seen], [buffer])
+    values = list(dict.fromkeys([*passing, operands[0]]))
+    eqns, out = splice(_conditional, [*tokens, *values], eqn, n_tokens=len(tokens))
+    return _behind(eqn, eqns, values, out)
+
+
+def _carried(eqn: Any, values: Sequence[Any]) -> Fenced:
+    """A callback that values go through as they are: XLA can't compute them again behind it."""
+    n, params = carries(eqn)[1], eqn.params
+    outvars = [_jax.new_var(v.aval) for v in values]
+    carried = eqn.replace(
+        invars=[*eqn.invars[:n], *values, *eqn.invars[n:]],
+        outvars=[*eqn.outvars[:n], *outvars, *eqn.outvars[n:]],
+        params={**params, "n_kept": params["n_kept"] + len(values)},
+    )
+    return Fenced([carried], dict(zip(values, outvars, strict=True)))
+
+
+def _index_first(eqn: Any) -> list[Any]:
+    """The operands of an equation; those of an update with the smallest first."""
+    if eqn.primitive is lax.dynamic_update_slice_p:
+        return [*eqn.invars[2:], eqn.invars[1]]
+    return list(eqn.invars)
+
+
+def _barrier(eqn: Any, passing: Sequence[Any], operands: Sequence[Any]) -> Fenced:
+    more = next(v for v in operands if v not in passing)
+    eqns, out = splice(barrier, [*passing, more], eqn)
+    return _behind(eqn, eqns, [*passing, more], out)
+
+
+def _behind(eqn: Any, eqns: list[Any], values: Sequence[Any], out: Sequence[Any]) -> Fenced:
+    names = dict(zip(values, out, strict=True))
+    return Fenced([*eqns, substitute(eqn, names)], names)
+
+
+def _update(
+    *atoms: Any, n_tokens: int, n_operands: int, primitive: Any, params: tuple[Any, ...]
+) -> Any:
+    """The result of an update, and the values that pass."""
+    operands, passing = atoms[n_tokens : n_tokens + n_operands], atoms[n_tokens + n_operands :]
+    return lax.cond(
+        always(atoms[:n_tokens]),
+        lambda operands, passing: (primitive.bind(*operands, **dict(params)), *passing),
+        lambda operands, passing: (operands[0], *map(jnp.zeros_like, passing)),
+        operands,
+        passing,
+    )
+
+
+def _conditional(*atoms: Any, n_tokens: int) -> Any:
+    """The values that pass."""
+    return lax.cond(
+        always(atoms[:n_tokens]),
+        lambda passing: passing,
+        lambda passing: tuple(map(jnp.zeros_like, passing)),
+        atoms[n_tokens:],
+    )
+
+
+def always(tokens: Sequence[Any]) -> Any:
+    """True, as soon as the tokens are there."""
+    always = None
+    for token in tokens:
+        is_few = lax.population_count(_bits(token)) <= 64
+        always = is_few if always is None else always & is_few
+    return always
+
+
+def _bits(x: Any) -> Any:
+    """An integer made of one element."""
+    x = lax.reshape(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), ())
+    if jnp.issubdtype(x.dtype, jnp.bool_):
+        return x.astype(jnp.int32)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = lax.real(x)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return lax.bitcast_convert_type(x, f"uint{jnp.finfo(x.dtype).bits}")
+    return x
+
+
+def can_tell(atom: Any) -> bool:
+    """Whether a conditional can be made to depend on an array like this."""
+    return str(atom.aval.dtype) in _TELLING and 0 not in atom.aval.shape

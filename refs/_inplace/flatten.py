@@ -1,0 +1,152 @@
+"""Stage 0: calls are written out where there is something to order in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from jax import lax
+from jax.extend.core import Primitive
+
+from refs import _jax
+from refs._inplace.body import (
+    ADDS,
+    CALLBACK,
+    LOOPS,
+    UPDATES,
+    Body,
+    barrier,
+    is_buffer,
+    is_var,
+    renamed,
+    splice,
+    substitute,
+)
+
+# What a derivative makes of a read: zeros with something put in.
+_DEPOSITS = (*UPDATES, lax.pad_p, CALLBACK)
+_READS = (lax.dynamic_slice_p, lax.gather_p, lax.slice_p)
+
+# Calls that call one another can grow without bounds when they are written out.
+LONGEST = 50_000
+
+# What `_primitive` is about: a program that is to be compiled in place.
+in_place_p = Primitive("in_place")
+
+
+def flatten(jaxpr: Any, known: dict[int, Any]) -> Any:
+    """The jaxpr, and those of its loops and branches, without calls that hide an update.
+
+    Returns the very same jaxpr where nothing in it is ever updated. `known` are the jaxprs seen
+    in this pass: loops and calls often share one.
+    """
+    if id(jaxpr) not in known:
+        known[id(jaxpr)] = jaxpr, _flatten(jaxpr, known) if is_worth_it(jaxpr) else jaxpr
+    return known[id(jaxpr)][1]
+
+
+def is_worth_it(jaxpr: Any) -> bool:
+    """Whether anything in the jaxpr, or in the jaxprs in it, may be updated in place."""
+    if jaxpr not in _worth_it:
+        _worth_it[jaxpr] = any(
+            eqn.primitive in _DEPOSITS
+            or any(is_worth_it(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
+            for eqn in jaxpr.eqns
+        )
+    return _worth_it[jaxpr]
+
+
+_worth_it: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def _flatten(jaxpr: Any, known: dict[int, Any]) -> Any:
+    body = Body(jaxpr)
+    body.eqns = []
+    names: dict[Any, Any] = {}
+    _append(body, jaxpr.eqns, names, known)
+    body.outvars = renamed(body.outvars, names)
+    return body.close()
+
+
+def _append(body: Body, eqns: Sequence[Any], names: dict[Any, Any], known: dict[int, Any]) -> None:
+    """Adds equations whose variables have other names."""
+    for eqn in eqns:
+        eqn = substitute(eqn, names)
+        called = _called(eqn)
+        if called is None or not is_worth_it(called) or len(body.eqns) > LONGEST:
+            eqn = map_jaxprs(eqn, lambda inner: flatten(inner, known))
+            outvars = [_jax.new_var(v.aval) for v in eqn.outvars]
+            body.eqns.append(eqn.replace(outvars=outvars))
+        else:
+            operands = _behind_barrier(eqn, called, body)
+            inner = dict(zip(called.invars, operands, strict=True))
+            name = eqn.primitive.name
+            if "name" in eqn.params:
+                name += f"({eqn.params['name']})"
+            _append(body, [_jax.called_by(e, eqn, name) for e in called.eqns], inner, known)
+            outvars = renamed(called.outvars, inner)
+        names.update(zip(eqn.outvars, outvars, strict=True))
+
+
+def _called(eqn: Any) -> Any:
+    """The jaxpr that an equation stands for, if it is no more than that."""
+    if eqn.primitive is _jax.jit_p:
+        p = _jax.jit_params(eqn.params)
+        shardings = (*p.in_shardings, *p.out_shardings)
+        if p.compiler_options or not all(_jax.is_unspecified(s) for s in shardings):
+            return None
+    elif eqn.primitive not in (
+        *_jax.inlined_call_primitives,
+        _jax.custom_jvp_call_p,
+        _jax.custom_vjp_call_p,
+        _jax.remat_p,
+        in_place_p,
+    ):
+        return None
+    [closed] = _jax.jaxprs_in(eqn.params)
+    return None if closed.consts else closed.jaxpr
+
+
+def _behind_barrier(eqn: Any, called: Any, body: Body) -> list[Any]:
+    """The operands of a call, behind a barrier if it is there to be computed a second time.
+
+    That is how JAX lowers `checkpoint`, so that XLA doesn't find that it was all computed before.
+    But what the call only adds to or puts something into, a cotangent, has nothing to hide.
+    """
+    operands = list(eqn.invars)
+    prevent_cse = eqn.params.get("prevent_cse", False)
+    if not prevent_cse or not eqn.params.get("differentiated"):
+        return operands
+    if isinstance(prevent_cse, bool):
+        prevent_cse = [prevent_cse] * len(operands)
+    onto = _put_onto(called)
+    hidden = [
+        k
+        for k, (v, flag) in enumerate(zip(called.invars, prevent_cse, strict=True))
+        if flag and v not in onto and is_var(operands[k])
+    ]
+    if hidden:
+        eqns, out = splice(barrier, [operands[k] for k in hidden], eqn)
+        body.eqns += eqns
+        for k, v in zip(hidden, out, strict=True):
+            operands[k] = v
+    return operands
+
+
+def _put_onto(jaxpr: Any) -> set[Any]:
+    """The inputs of a jaxpr that are only read in part, added to, and updated."""
+    found = {v for v in jaxpr.invars if is_buffer(v)}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive in (*UPDATES, *_READS):
+            found.difference_update(filter(is_var, eqn.invars[1:]))
+        elif eqn.primitive not in ADDS:
+            found.difference_update(filter(is_var, eqn.invars))
+    return found
+
+
+def map_jaxprs(eqn: Any, fun: Any) -> Any:
+    """The equation with `fun` of each jaxpr of its loop or branches."""
+    if eqn.primitive not in (*LOOPS, _jax.cond_p):
+        return eqn
+    return _jax.map_jaxprs(eqn, fun)

@@ -1,0 +1,52 @@
+"""The pass: a pure jaxpr into one that XLA runs in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from refs import _jax
+from refs._inplace.accumulate import accumulate
+from refs._inplace.body import Body
+from refs._inplace.branches import split_branches
+from refs._inplace.flatten import flatten, is_worth_it, map_jaxprs
+from refs._inplace.gathers import slice_small_gathers
+from refs._inplace.order import order
+
+
+def rewrite(jaxpr: Any, on_cpu: bool = True) -> Any:
+    """The jaxpr, so ordered that XLA updates in place what it updates.
+
+    Args:
+      jaxpr: a jaxpr without refs; its constants are as they are.
+      on_cpu: whether it is compiled for a CPU, where fences are conditionals.
+
+    Returns:
+      A jaxpr of the same values, but for the order in which floats are summed into a buffer. What
+      nobody needs isn't in it. It is the very same one if all of it is needed, and it updates
+      nothing or its types are explicitly sharded.
+    """
+    needed = Body(jaxpr).close()  # JAX leaves the rest out of what it compiles.
+    if len(needed.eqns) < len(jaxpr.eqns):
+        jaxpr = needed
+    if _is_sharded(jaxpr):
+        return jaxpr
+    return _rewrite(flatten(jaxpr, {}), on_cpu, {})
+
+
+def _is_sharded(jaxpr: Any) -> bool:
+    """Whether types say how arrays are sharded: what the pass adds says nothing of it."""
+    variables = (*jaxpr.constvars, *jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars))
+    return any(_jax.has_explicit_sharding(v.aval) for v in variables)
+
+
+def _rewrite(jaxpr: Any, on_cpu: bool, known: dict[int, Any]) -> Any:
+    if not is_worth_it(jaxpr):
+        return jaxpr
+    if id(jaxpr) not in known:
+        body = accumulate(jaxpr)
+        body.eqns = [map_jaxprs(e, lambda j: _rewrite(j, on_cpu, known)) for e in body.eqns]
+        if on_cpu:
+            split_branches(body)
+            slice_small_gathers(body)
+        known[id(jaxpr)] = jaxpr, body.close() if order(body, on_cpu) else jaxpr
+    return known[id(jaxpr)][1]

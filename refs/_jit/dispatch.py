@@ -1,0 +1,87 @@
+"""What users call: it finds the compiled form for the arguments, and calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from refs import _jax
+from refs._buffers.exchange import Busy, wait
+from refs._jit.arguments import OtherRefs
+from refs._jit.ways import AGAIN
+
+if TYPE_CHECKING:
+    from refs._jit.programs import Programs
+
+
+class NoForm:
+    """Stands for the form of a call that has none yet, or none that is found quickly."""
+
+    static = None
+    is_alone = False
+
+    @staticmethod
+    def flatten(tree: Any) -> list[Any]:
+        raise ValueError
+
+    @staticmethod
+    def call(form: Any, flat: list[Any], args: Any, kwargs: Any) -> Any:
+        raise OtherRefs
+
+
+def dispatcher(programs: Programs) -> Callable[..., Any]:
+    """The function that users call: it runs the program that fits the arguments."""
+    trace_state, eval_trace = _jax.trace_state, _jax.eval_trace
+    nans, infs = _jax.debug_nans, _jax.debug_infs
+    has_static, instances = programs.has_static, programs.instances
+    inline: Any = NoForm  # the form, while there is only one
+
+    def forget() -> None:
+        nonlocal inline
+        inline = NoForm
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal inline
+        if trace_state.value is not eval_trace or nans.value or infs.value:
+            return programs.call_otherwise(args, kwargs)
+        form: Any = inline
+        static, rest_args, rest_kwargs = None, args, kwargs
+        if has_static:
+            static, rest_args, rest_kwargs = programs.take_static(args, kwargs, form.static)
+            form = form if form.static == static else NoForm
+        try:
+            flat = form.flatten((rest_args, rest_kwargs))
+        except ValueError:
+            if instances and args and id(args[0]) in instances:
+                return instances[id(args[0])](*args[1:], **kwargs)
+            form, flat = programs.find(static, rest_args, rest_kwargs)
+        try:
+            result = form.call(form, flat, args, kwargs)
+        except AGAIN:
+            inline = NoForm
+        else:
+            if form is not inline:
+                inline = form if form.is_alone else NoForm
+            return result
+        if _jax.is_jit_disabled():
+            return programs.call_otherwise(args, kwargs)
+        if (bound := programs.of_instance(args)) is not None:
+            return bound(*args[1:], **kwargs)
+        attempt = misses = 0
+        while True:
+            form, flat = programs.settle(static, rest_args, rest_kwargs)
+            try:
+                result = form.run(form, flat, args, kwargs)
+            except Busy:
+                arguments = form.arguments
+                attempt = wait(attempt, arguments.written_of(flat), arguments.read_of(flat))
+            except AGAIN:
+                misses += 1
+                if misses > 3:
+                    raise
+            else:
+                inline = form if form.is_alone else NoForm
+                return result
+
+    programs.forget = forget
+    return call

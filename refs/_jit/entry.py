@@ -1,0 +1,170 @@
+"""One traced and compiled form of a function: its arguments, its executable, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from refs import _jax
+from refs._buffers.handles import buffer_of, is_ours, sharding_of
+from refs._callbacks.held_refs import calls_host, uncopied
+from refs._handles.access import check_ref
+from refs._jit.arguments import Arguments
+from refs._jit.executable import Executable, Options
+from refs._tracing.trace import Call, adopt, result_of
+from refs._transactions.devices import devices_told
+from refs._transactions.signature import Static, dtype_of, shape_of
+from refs._transactions.transaction import Transaction
+
+
+class Entry:
+    """One traced and compiled form of a function.
+
+    Attributes:
+      is_plain: whether it is none, but a `Plain`.
+      transaction, name: the traced function.
+      arguments, executable: where they stand, and what is called with them.
+      shardings: those of the written refs, None if all are on a single device.
+      can_fail: whether the program can fail while it runs, and something would be lost then.
+      copied: which of the written refs a call keeps copies of, if it can fail.
+      is_careful: whether each call is a careful one: it can fail, or touches a handle of JAX's.
+      is_direct: whether what the executable gives is the function's result as it stands.
+      is_alone: whether the function has no other. `flatten` says so if the structure is another
+        one, but takes its time: it prints the arguments.
+      flatten: gives the leaves of arguments of this structure, or raises ValueError.
+      call: `call(entry, flat, args, kwargs)` calls it, with arguments that have the structure of
+        those that it is for; see `_ways`.
+      run: the same, with arguments that it is known to be for.
+    """
+
+    call: Callable[..., Any]
+    run: Callable[..., Any]
+
+    is_plain = False
+
+    def __init__(
+        self,
+        transaction: Transaction,
+        name: str,
+        static: Static | None,
+        donated: Sequence[bool],
+        options: Options,
+        call: Call,
+    ):
+        self.transaction, self.name = transaction, name
+        self.static, self.is_alone = static, True
+        t, self.out_tree = transaction, transaction.traced.out_tree
+        for ref in t.program.refs:
+            check_ref(ref, "call")
+        self.effectful_jaxpr = t.traced.jaxpr
+        self.in_tree, self.flatten = call.tree, call.tree.flatten_up_to
+        written, read = t.refs(t.written, call.refs), t.refs(t.read, call.refs)
+        self.can_fail = _jax.can_fail(t.traced.jaxpr) if written else calls_host(t.traced.jaxpr)
+        self.copied = self._copied(written) if self.can_fail else []
+        self.is_careful = self.can_fail or not all(map(is_ours, (*written, *read)))
+        shardings = [sharding_of(r) for r in written]
+        self.shardings = shardings if any(s is not None for s in shardings) else None
+        self.is_direct = (
+            options.out_shardings is None
+            and all(m is None for m in t.traced.out_leaves)
+            and not any(_jax.is_key(dtype_of(a)) for a in t.traced.jaxpr.out_avals)
+            and _is_built_in(t.traced.out_tree)
+        )
+        self.arguments = Arguments(t, call, donated)
+        self.executable = Executable(t, name, self.arguments, call, options, self.is_direct)
+        self._is_compiled, self._compiles_once = False, not options.compiler_options
+
+    def _copied(self, written: Sequence[Any]) -> list[int]:
+        t = self.transaction
+        inputs = t.traced.jaxpr.jaxpr.invars
+        keys = [
+            id(ref) if s.argument is None else inputs[s.argument]
+            for s, ref in zip(t.written, written, strict=True)
+        ]
+        refs = dict(zip(keys, written, strict=True)) if all(map(is_ours, written)) else {}
+        left_out = uncopied(t.traced.jaxpr, refs)
+        return [k for k, key in enumerate(keys) if key not in left_out]
+
+    def fits(self, call: Call) -> bool:
+        """Whether refs of a call are the same ones, of one another and of those closed over."""
+        return self.arguments.fit(call)
+
+    def note_failure(self, error: str, written: Sequence[Any]) -> None:
+        """What is to be done when a call has failed, all of its refs being back."""
+        # JAX would call a function that has failed at its first run the slow way ever after.
+        _jax.forget_fast_path(self.executable.compiled)
+        for ref in written:
+            if is_ours(ref):
+                ref._note_loss(f" in a call of `{self.name}` that failed with {error:.200}")
+
+    def trace(self, flat: list[Any]) -> Any:
+        """The compiled function's trace, as JAX gives it."""
+        state = [buffer_of(r) for r in self.arguments.written_of(flat)]
+        constants = [buffer_of(r) for r in self.arguments.read_of(flat)]
+        return self.executable.compiled.trace(*self.executable.operands(flat, state, constants))
+
+    def compile_ahead(self, flat: list[Any]) -> None:
+        """Compiles it for a call, if it isn't: while all refs still hold what they hold.
+
+        For it takes long, and may fail.
+        """
+        if not self._is_compiled:
+            touched = self.arguments.refs_of(flat)
+            with devices_told(f"a call of `{self.name}`", touched):
+                lowered = self.trace(flat).lower()
+            if self._compiles_once:
+                lowered.compile()
+            self._is_compiled = True
+
+    def result(self, rest: Any, flat: list[Any]) -> Any:
+        """The function's result."""
+        t = self.transaction
+        if self.is_direct:
+            return rest
+        arrays, made = rest
+        dtypes = [dtype_of(a) for a in t.traced.jaxpr.out_avals]
+        arrays = [_jax.wrap_keys(x, d) for x, d in zip(arrays, dtypes, strict=False)]
+        made = [
+            adopt(_jax.wrap_keys(x, d), origin)
+            for x, d, origin in zip(made, dtypes[len(arrays) :], t.new_origins, strict=True)
+        ]
+        arguments = [flat[k] for k in self.arguments.ref_leaves]
+        return result_of(t.traced.out_tree, t.traced.out_leaves, arrays, arguments, made)
+
+    @property
+    def args_info(self) -> Any:
+        """The arguments' types, and whether they are donated."""
+        avals = self.transaction.traced.jaxpr.in_avals
+        rest = iter(avals[len(self.arguments.ref_leaves) :])
+        infos = [
+            jax.stages.ArgInfo(
+                next(rest) if number is None else avals[number], k in self.arguments.donated
+            )
+            for k, number in enumerate(self.arguments.ref_places)
+        ]
+        return self.in_tree.unflatten(infos)
+
+    @property
+    def out_info(self) -> Any:
+        """The result's shapes and dtypes."""
+        t = self.transaction
+        avals = t.traced.jaxpr.out_avals
+        n_arrays = len(avals) - len(t.new_origins)
+        inputs = t.traced.jaxpr.in_avals
+        return result_of(
+            t.traced.out_tree,
+            t.traced.out_leaves,
+            [shape_of(a) for a in avals[:n_arrays]],
+            [shape_of(a, is_ref=True) for a in inputs],
+            [shape_of(a, is_ref=True) for a in avals[n_arrays:]],
+        )
+
+
+def _is_built_in(tree: Any) -> bool:
+    """Whether a structure is made without running Python code, which could raise."""
+    data = tree.node_data()
+    if data is not None and data[0] not in (list, tuple, dict, type(None)):
+        return False
+    return all(map(_is_built_in, tree.children()))

@@ -1,0 +1,142 @@
+"""The pure function that is compiled: what it takes and gives, and what of it is donated."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from refs import _jax
+from refs._buffers.handles import sharding_of
+from refs._inplace.in_place import call_in_place
+from refs._jit.arguments import Arguments
+from refs._tracing.trace import Call, ref_type
+from refs._transactions.signature import shardings_of_arguments, shardings_of_result
+from refs._transactions.transaction import Transaction
+
+
+class Options(NamedTuple):
+    """The keywords of `refs.jit`, those that choose arguments apart."""
+
+    in_shardings: Any
+    out_shardings: Any
+    keep_unused: bool
+    device: Any
+    backend: str | None
+    inline: Any
+    compiler_options: dict[str, Any] | None
+
+
+class OtherTypes(Exception):
+    """A compiled function was called with types that its program wasn't traced for."""
+
+
+def donated_operands(arguments: Arguments, is_debugging: bool = False) -> tuple[int, ...]:
+    """Which operands of the compiled function are donated: `(state, constants, kept, donated)`.
+
+    The state is what those refs hold that `Transaction` calls written. The last are arrays, which
+    the user donates with `donate_argnums` and `donate_argnames`. While one looks for NaNs nothing
+    is: JAX then runs a program that has made some a second time.
+    """
+    if is_debugging:
+        return ()
+    return (0,) if arguments.is_bare else (0, 3)
+
+
+class Executable:
+    """A traced function under `jax.jit`.
+
+    It takes `(state, constants, kept, donated)`, lists of arrays: what the written refs hold, what
+    those only read hold, and the other arguments; the state only, if the arguments are bare. It
+    returns `(new state, rest)`: state comes first, since XLA gives an alias to the first output
+    that fits. Arrays of PRNG keys go in and out as bits.
+
+    Attributes:
+      compiled: the function. With other types than at first it raises OtherTypes.
+      compiled_kept: the same, donating nothing.
+    """
+
+    def __init__(
+        self,
+        t: Transaction,
+        name: str,
+        arguments: Arguments,
+        call: Call,
+        options: Options,
+        is_direct: bool,
+    ):
+        """`is_direct` says whether `rest` is to be the function's result as it stands."""
+        slots = [*t.written, *t.read]
+        dtypes = {
+            s: ref_type(r).dtype for s, r in zip(slots, t.refs(slots, call.refs), strict=True)
+        }
+        expected: list[Any] = []
+        order = {k: j for j, k in enumerate([*arguments.kept, *arguments.donated])}
+        arrays = sorted(order)
+
+        # It doesn't hold what holds it: the entry, and with that the refs.
+        def pure(state: Any, constants: Any = (), kept: Any = (), donated: Any = ()) -> Any:
+            flat, tree = jax.tree.flatten((state, constants, kept, donated))
+            # What a ref holds may be weakly typed, in JAX's own handles, and strongly later.
+            n = len(state) + len(constants)
+            strong = [_jax.type_in_jit(x)._replace(weak_type=None) for x in flat[:n]]
+            types = (tree, strong, [*map(_jax.type_in_jit, flat[n:])], _jax.context_in_jit())
+            if not expected:
+                expected.append(types)
+            if expected[0] != types or _jax.is_jit_disabled():
+                raise OtherTypes
+            given = [*kept, *donated]
+            leaves = [given[order[k]] for k in arrays]
+            return call_in_place(run, state, constants, leaves)
+
+        def run(state: Any, constants: Any, leaves: Any) -> Any:
+            state = [_jax.wrap_keys(x, dtypes[s]) for x, s in zip(state, t.written, strict=True)]
+            constants = [
+                _jax.wrap_keys(x, dtypes[s]) for x, s in zip(constants, t.read, strict=True)
+            ]
+            state, rest = t.run(state, constants, leaves, is_program=True)
+            if is_direct:
+                return list(map(_jax.unwrap_keys, state)), t.traced.out_tree.unflatten(rest[0])
+            return jax.tree.map(_jax.unwrap_keys, (state, rest))
+
+        pure.__name__ = pure.__qualname__ = name
+        keywords = {
+            "device": options.device,
+            "backend": options.backend,
+            "compiler_options": options.compiler_options,
+            **_shardings(t, arguments, call, options),
+        }
+        self._arguments = arguments
+        self.compiled, self.compiled_kept = (
+            jax.jit(
+                pure,
+                donate_argnums=donated_operands(arguments, is_debugging),
+                keep_unused=True,
+                **keywords,
+            )
+            for is_debugging in (False, True)
+        )
+
+    def operands(self, flat: list[Any], state: list[Any], constants: list[Any]) -> tuple[Any, ...]:
+        """What the compiled function takes, for a call with these leaves."""
+        a = self._arguments
+        if a.is_bare:
+            return (state,)
+        return state, constants if a.reads else (), a.kept_of(flat), a.donated_of(flat)
+
+
+def _shardings(t: Transaction, arguments: Arguments, call: Call, options: Options) -> Any:
+    found: dict[str, Any] = {}
+    if options.in_shardings is not None:
+        flat = shardings_of_arguments(options.in_shardings, call.tree)
+        if not arguments.is_bare:
+            of_arrays = arguments.kept_of(flat), arguments.donated_of(flat)
+            found["in_shardings"] = (None, None, *of_arrays)
+    state = [sharding_of(r) for r in t.refs(t.written, call.refs)]
+    shardings = state if any(s is not None for s in state) else None
+    if options.out_shardings is not None:
+        flat = shardings_of_result(options.out_shardings, t.traced.out_tree)
+        found["out_shardings"] = (shardings, t.of_leaves(flat))
+    elif shardings is not None:
+        found["out_shardings"] = (shardings, None)
+    return found

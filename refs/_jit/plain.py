@@ -1,0 +1,154 @@
+"""The form of a function for calls that touch no refs: JAX's own jit of it, and nothing else.
+
+Refs that the function makes for itself, and keeps to itself, are nobody else's affair: then it is
+JAX's jit of the function without them.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+
+from refs import _jax
+from refs._callbacks.held_refs import calls_host
+from refs._inplace.in_place import call_in_place
+from refs._jit.executable import OtherTypes
+from refs._tracing.touch_analysis import Touch, uses_refs
+from refs._tracing.trace import Trace, advised, is_ref, strip_refs
+from refs._transactions.signature import Choice
+from refs._transactions.transaction import Transaction
+
+# Gives a function that somebody else holds.
+Held = Callable[[], Callable[..., Any]]
+
+
+class Plain:
+    """A form of a function for arguments that are no refs.
+
+    Its trace says whether there are others: closed over, made inside, returned. If there are none,
+    the function is JAX's own affair in all respects. If it makes all of them for itself, that is
+    its `discharged` form. Of any other, the trace is what an `Entry` is made of.
+
+    Attributes:
+      static, is_alone, flatten: as those of an `Entry`.
+      captured: the values of an enclosing trace that it closes over.
+      effectful_jaxpr: with its own refs, where it has some.
+      compiled: the function under `jax.jit`, with all of the user's keywords. Where it would have
+        to be traced anew it raises `OtherTypes`: with other types of arguments it may touch refs.
+    """
+
+    is_plain = True
+
+    def __init__(
+        self,
+        held: Held,
+        static: Any,
+        flatten: Callable[..., Any],
+        chosen: Choice,
+        keywords: Mapping[str, Any],
+    ):
+        self._held, self._chosen, self._keywords = held, chosen, keywords
+        self.static, self.is_alone, self.flatten = static, True, flatten
+        self.captured: Sequence[Any] = ()
+        self.effectful_jaxpr: Any = None
+        self._asks = asks = object()
+        self._returned: list[Any] = []
+        returned = self._returned
+
+        @_wraps(held)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            if _asking.get() is not asks:
+                raise OtherTypes
+            result = held()(*args, **kwargs)
+            leaves, tree = jax.tree.flatten(result)
+            if not any(map(is_ref, leaves)):
+                return result
+            arrays, markers, new = strip_refs(leaves, ())
+            returned[:] = tree, tuple(markers)
+            return arrays, new
+
+        traced.__name__ = _jax.fun_name(held())
+        static_ones = chosen.keywords("static")
+        # Shardings are those of the result as it stands, refs included, which `traced` doesn't
+        # always return. It is traced once for both: JAX finds the trace by the function.
+        self._bare = jax.jit(traced, **static_ones)
+        self.compiled = jax.jit(traced, **static_ones, **keywords)
+
+    @staticmethod
+    def call(form: Plain, flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of what the function has been traced for."""
+        return form.compiled(*args, **kwargs)
+
+    @staticmethod
+    def run(form: Plain, flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call, whether or not the function has been traced for it."""
+        return form._ask(form.compiled, args, kwargs)
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The trace as JAX gives it, with all of the user's keywords."""
+        return self._ask(self.compiled.trace, args, kwargs)
+
+    def find_refs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace | None:
+        """The trace of a function that touches refs or returns them, None of any other."""
+        with advised():
+            traced = self._ask(self._bare.trace, args, kwargs)
+        self.captured = _jax.captured(traced)
+        if not self.returns_refs and not (uses_refs(traced.jaxpr) or calls_host(traced.jaxpr)):
+            return None
+        tree = traced.out_tree
+        return Trace(traced.jaxpr, *(self._returned or (tree, (None,) * tree.num_leaves)))
+
+    def discharged(self, trace: Trace) -> Plain | None:
+        """The form without refs, if the function makes all those of its trace for itself."""
+        t = Transaction(trace, (), Touch.READ | Touch.WRITE)
+        inputs = any(_jax.is_ref_type(aval) for aval in trace.jaxpr.in_avals)
+        if inputs or t.program.refs or self.returns_refs or calls_host(trace.jaxpr):
+            return None
+        captured = self.captured
+
+        @_wraps(self._held)
+        def pure(*args: Any, **kwargs: Any) -> Any:
+            _, args, kwargs = self._chosen.split(args, kwargs)
+            leaves = [*captured, *jax.tree.leaves((args, kwargs))]
+            _, (arrays, _) = call_in_place(t.run, [], [], leaves)
+            return trace.out_tree.unflatten(arrays)
+
+        form = Plain(lambda: pure, self.static, self.flatten, self._chosen, self._keywords)
+        form.captured, form.effectful_jaxpr = captured, trace.jaxpr
+        return form
+
+    @property
+    def returns_refs(self) -> bool:
+        """Whether the function, as far as it was traced, returns refs."""
+        return bool(self._returned)
+
+    def fits(self, call: Any) -> bool:
+        """Whether it is for the refs of a call: it is for those that have none."""
+        return not call.refs
+
+    def _ask(self, what: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        token = _asking.set(self._asks)
+        try:
+            return what(*args, **kwargs)
+        finally:
+            _asking.reset(token)
+
+
+def _wraps(held: Held) -> Callable[..., Any]:
+    """`functools.wraps`, which doesn't keep a function alive that somebody else holds."""
+
+    def wrap(wrapper: Any) -> Any:
+        functools.update_wrapper(wrapper, held())
+        if isinstance(held, weakref.ref):
+            wrapper.__wrapped__ = weakref.proxy(held())
+        return wrapper
+
+    return wrap
+
+
+_asking: ContextVar[object] = ContextVar("_asking", default=None)

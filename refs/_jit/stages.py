@@ -1,0 +1,104 @@
+"""The stages of compilation of a `refs.jit` function, after `jax.stages`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from refs._jit.ways import carefully
+from refs.errors import RefTypeError
+
+_Known = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, list[Any]]"]
+
+
+class _Stage:
+    """A stage of an entry. What it doesn't have itself, JAX's stage of the pure program has.
+
+    Attributes:
+      args_info: for each argument its type, and whether it is donated.
+      in_tree: the structure of the arguments: `(args, kwargs)`.
+      out_info: the result's shapes and dtypes.
+      out_tree: the result's structure.
+    """
+
+    def __init__(self, entry: Any, of_jax: Any, known: _Known):
+        self._entry, self._of_jax, self._known = entry, of_jax, known
+        told = of_jax if entry.is_plain else entry
+        self.args_info, self.in_tree = told.args_info, told.in_tree
+        self.out_info, self.out_tree = told.out_info, told.out_tree
+
+    def __getattr__(self, name: str) -> Any:
+        # A copy, while it is made, has nothing yet: this raises then.
+        return getattr(object.__getattribute__(self, "_of_jax"), name)
+
+
+class Traced(_Stage):
+    """A traced function over refs.
+
+    Attributes:
+      effectful_jaxpr: what the function does, with refs.
+      jaxpr: the pure jaxpr that is compiled: state in, new state first among what comes out. In
+        it, the program is one `in_place` equation: it is put in order when it is lowered. Of a
+        function that has no refs, both are what it does.
+    """
+
+    def __init__(self, entry: Any, of_jax: Any, known: _Known):
+        super().__init__(entry, of_jax, known)
+        self.jaxpr = of_jax.jaxpr
+        self.effectful_jaxpr = entry.effectful_jaxpr or self.jaxpr
+
+    def lower(
+        self, *, lowering_platforms: Sequence[str] | None = None, _private_parameters: Any = None
+    ) -> Lowered:
+        """Lowers to StableHLO, for other platforms than this machine's if they are given.
+
+        Raises:
+          RefTypeError: for `jax.export`, if the function touches refs besides its own.
+        """
+        if _private_parameters is not None and not self._entry.is_plain:
+            t = self._entry.transaction
+            origin = next((s.origin for s in (*t.written, *t.read) if s.origin), None)
+            used = origin.describe() if origin else "refs"
+            raise RefTypeError(
+                f"jax.export of `{self._entry.name}`, which uses {used}: an exported program is "
+                "called where there are no refs. Export the function of their values, "
+                "`jax.jit(refs.functionalize(...))`: state in, new state out"
+            )
+        lowered = self._of_jax.lower(
+            lowering_platforms=lowering_platforms, _private_parameters=_private_parameters
+        )
+        return Lowered(self._entry, lowered, self._known)
+
+
+class Lowered(_Stage):
+    """A lowered function over refs.
+
+    Attributes:
+      written: names and birthplaces of the refs that are written; their values are the first
+        parameters of the program, in this order.
+    """
+
+    def __init__(self, entry: Any, of_jax: Any, known: _Known):
+        super().__init__(entry, of_jax, known)
+        self.written = [] if entry.is_plain else [s.origin for s in entry.transaction.written]
+
+    def compile(self, compiler_options: dict[str, Any] | None = None, **keywords: Any) -> Compiled:
+        """Compiles for the devices that the refs are on."""
+        compiled = self._of_jax.compile(compiler_options, **keywords)
+        return Compiled(self._entry, compiled, self._known)
+
+
+class Compiled(_Stage):
+    """A compiled function over refs: call it as the function itself, without static arguments."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._entry.is_plain:
+            return self._of_jax(*args, **kwargs)
+        entry, flat = self._known(self._entry.static, args, kwargs)
+        if entry is not self._entry:
+            raise RefTypeError(
+                "a compiled function was called with arguments of other types, or other aliases "
+                "among its refs, than it was compiled for, or with static ones, which it has "
+                "already"
+            )
+        return carefully(entry, flat, self._of_jax)

@@ -1,0 +1,197 @@
+"""What a lane does to a ref that it shares with the other lanes, and what it asks of them all.
+
+`lane_update` is an update by one lane, of those whose order doesn't matter. Batched by `jax.vmap`,
+it becomes one update with all lanes' contributions, at all their indices: an addition costs the
+updates, however large the ref is. A value that is the same in every lane still arrives once for
+each. `lane_any` is true where a flag is true
+in any lane.
+
+Both exist only between tracing a lane and batching it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive
+
+from refs import _jax
+from refs._handles.access import accumulate
+from refs._indexing.index import Index, taken
+from refs._indexing.places import located, within
+from refs._indexing.syntax import Span
+from refs._indexing.values import neutral
+
+lane_update_p = Primitive("lane_update")
+lane_update_p.multiple_results = True
+lane_any_p = Primitive("lane_any")
+
+
+def lane_update(ref: Any, lane: Any, index: Index, method: str, value: Any) -> None:
+    """Updates the shared `ref` by `value`, of `index`'s taken shape.
+
+    `lane` is any scalar that is batched: it says that this happens in each lane, whatever else is
+    the same in all of them.
+    """
+    leaves, tree = jax.tree.flatten(() if index.is_whole else (index.indexer(),))
+    lane_update_p.bind(ref, lane, value, *leaves, tree=tree, method=method)
+
+
+def lane_any(flag: Any) -> Any:
+    """A scalar that is true if `flag` is in any lane."""
+    return lane_any_p.bind(flag)
+
+
+@_jax.def_effectful_abstract_eval(lane_update_p)
+def _lane_update_type(
+    ref: Any, lane: Any, value: Any, *leaves: Any, tree: Any, method: str
+) -> tuple[list[Any], set[Any]]:
+    return [], {_jax.AccumEffect(0)} if method == "add" else {
+        _jax.ReadEffect(0),
+        _jax.WriteEffect(0),
+    }
+
+
+def _batch_lane_update(
+    size: int, args: Sequence[Any], axes: Sequence[int | None], *, tree: Any, method: str
+) -> tuple[list[Any], list[Any]]:
+    ref, _, value, *leaves = args
+    _, _, value_axis, *leaf_axes = axes
+    transforms = [
+        x if axis is None else _Leaf(x, axis) for x, axis in zip(leaves, leaf_axes, strict=True)
+    ]
+    indexers = jax.tree.unflatten(tree, transforms)
+    if all(axis is None for axis in leaf_axes):
+        value = _together(method, value, value_axis, size)
+        index: Any = Index.of_dims(_dims(indexers[0]), ref.shape) if indexers else ...
+    else:
+        value = _to_front(value, value_axis, size)
+        index, value = _of_all_lanes(indexers[0], value, size)
+    accumulate(ref, index, method, value)
+    return [], []
+
+
+_jax.register_batching(lane_update_p, _batch_lane_update)
+
+_REDUCTIONS: dict[str, Any] = {
+    "add": jnp.sum,
+    "multiply": jnp.prod,
+    "min": jnp.min,
+    "max": jnp.max,
+}
+
+
+def _together(method: str, value: Any, axis: int | None, size: int) -> Any:
+    """All lanes' contributions as one."""
+    if not size:
+        shape = value.shape if axis is None else (*value.shape[:axis], *value.shape[axis + 1 :])
+        return jnp.full(shape, neutral(value.dtype, method), value.dtype)
+    if value.dtype == bool and method == "add":
+        method = "max"
+    if axis is not None:
+        return _REDUCTIONS[method](value, axis).astype(value.dtype)
+    if method == "add":
+        # In a small integer type the number of lanes wraps around, as their sum does.
+        return value * jnp.asarray(size).astype(value.dtype)
+    return lax.integer_pow(value, size) if method == "multiply" else value
+
+
+def _dims(indexer: Any) -> list[Any]:
+    return [
+        Span(d.start, int(d.size), d.stride) if isinstance(d, _jax.Slice) else d
+        for d in indexer.indices
+    ]
+
+
+class _Leaf(NamedTuple):
+    """An array in an index, and which of its axes is that of the lanes."""
+
+    value: Any
+    axis: int | None
+
+
+def _to_front(x: Any, axis: int | None, size: int) -> Any:
+    return jnp.broadcast_to(x, (size, *jnp.shape(x))) if axis is None else jnp.moveaxis(x, axis, 0)
+
+
+def _of_all_lanes(indexer: Any, value: Any, size: int) -> tuple[Index, Any]:
+    """The index of every lane's elements, and the values as they go there.
+
+    The lanes are the first axis of the integer arrays. Where a slice starts depends on the lane,
+    it becomes an integer array too: the last axes of these arrays are its elements.
+    """
+    int_shape = tuple(indexer.int_indexer_shape)
+    moving = [k for k, d in enumerate(indexer.indices) if _moves(d)]
+    tail = tuple(int(indexer.indices[k].size) for k in moving)
+
+    def elements(k: int) -> Any:
+        """The elements of a slice that starts elsewhere in each lane."""
+        span, n = indexer.indices[k], indexer.shape[k]
+        start = _to_front(span.start.value, span.start.axis, size)
+        extent = (span.size - 1) * span.stride + 1 if span.size else 0
+        start = within(located(start, n), n - extent)  # as lax.dynamic_slice does
+        steps = np.arange(span.size, dtype=np.int32) * np.int32(span.stride)
+        place = [s if k == m else 1 for m, s in zip(moving, tail, strict=True)]
+        return _reshape(start, size, int_shape, tail) + steps.reshape(place)
+
+    def integers(x: Any) -> Any:
+        value, axis = x if isinstance(x, _Leaf) else (x, None)
+        if axis is None:
+            value = jnp.broadcast_to(value, int_shape)[None]
+        else:
+            value = jnp.moveaxis(value, axis, 0)
+        return _reshape(value, len(value), int_shape, tail)
+
+    before: list[Any] = []
+    after: list[Any] = []
+    for k, d in enumerate(indexer.indices):
+        if isinstance(d, _jax.Slice):
+            start = d.start.value if isinstance(d.start, _Leaf) else d.start
+            before.append(Span(start, int(d.size), d.stride))
+            after.append(elements(k) if k in moving else before[-1])
+        else:
+            before.append(np.zeros(int_shape, np.int32))
+            after.append(integers(d))
+
+    # From the order of axes that the one index gives, through lanes, integers, slices that move
+    # and those that don't, to the order that the other gives.
+    _, int_axes = taken(before, int_shape)
+    spans = [k for k, d in enumerate(before) if isinstance(d, Span)]
+    value = jnp.moveaxis(value, [1 + a for a in int_axes], range(1, 1 + len(int_axes)))
+    first = 1 + len(int_axes)
+    moved = [first + spans.index(k) for k in moving]
+    value = jnp.moveaxis(value, moved, range(first, first + len(moved)))
+    _, int_axes = taken(after, (size, *int_shape, *tail))
+    value = jnp.moveaxis(value, range(len(int_axes)), int_axes)
+    return Index.of_dims(after, indexer.shape), value
+
+
+def _moves(d: Any) -> bool:
+    start = d.start if isinstance(d, _jax.Slice) else None
+    return isinstance(start, _Leaf) and start.axis is not None
+
+
+def _reshape(x: Any, size: int, int_shape: tuple[int, ...], tail: tuple[int, ...]) -> Any:
+    """Integers of `size` lanes, with axes of size 1 for those that they lack."""
+    inner = x.shape[1:]
+    return x.reshape(size, *(1,) * (len(int_shape) - len(inner)), *inner, *(1,) * len(tail))
+
+
+@lane_any_p.def_abstract_eval
+def _lane_any_type(flag: Any) -> Any:
+    return flag
+
+
+def _batch_lane_any(size: int, args: Sequence[Any], axes: Sequence[int | None]) -> Any:
+    [flag], [axis] = args, axes
+    return (flag if axis is None else jnp.any(flag, axis)), None
+
+
+_jax.register_batching(lane_any_p, _batch_lane_any)
+# A flag that is the same in every lane is not batched at all.
+_jax.register_lowering(lane_any_p, lambda flag: flag)

@@ -1,0 +1,322 @@
+"""What may differ from lane to lane: an abstract run of a lane's jaxpr, before it is batched.
+
+It finds the branches and loops that lanes may leave one another in, and refuses what a shared ref
+would end up with only one lane's version of. The rule is that of a `for` loop over the lanes whose
+order doesn't matter. What a shared ref allows depends on all that the lanes do to it:
+
+- only read: anything;
+- only accumulated into: anything;
+- otherwise: it may be overwritten with what is the same in every lane; and used only after such an
+  overwriting of the whole, so that no lane sees what another one did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from refs import _jax
+from refs._tracing.touch_analysis import Touch, inner_calls, touches_of, used
+from refs.errors import RefValueError
+
+# What runs its jaxpr once, on its operands.
+_CALLS = {
+    _jax.jit_p,
+    _jax.remat_p,
+    _jax.custom_jvp_call_p,
+    _jax.custom_vjp_call_p,
+    _jax.shard_map_p,
+    _jax.run_state_p,
+    *_jax.inlined_call_primitives,
+    *_jax.metadata_call_primitives,
+}
+
+
+# Collectives over the lanes: whose result depends on the lane, and whose doesn't.
+_BY_LANE = {"axis_index", "reduce_scatter", "all_to_all", "ppermute"}
+_JOINING = {"psum", "pmax", "pmin", "all_gather"}
+
+
+_ORDERED = Touch.READ | Touch.WRITE
+
+
+class Contents:
+    """What is known of a ref's contents.
+
+    Attributes:
+      origin: whose they are, for messages.
+      varies: whether they may differ from lane to lane.
+      shared: None for a lane's own ref, otherwise what all the lanes do to it.
+      is_set: whether this lane has overwritten the whole of a shared ref.
+    """
+
+    def __init__(self, origin: Any, varies: bool, shared: Touch | None = None):
+        self.origin, self.varies, self.shared = origin, varies, shared
+        self.is_set = False
+
+    @property
+    def is_overwritten(self) -> bool:
+        return self.shared is not None and self.shared.changes and not self.shared.method
+
+
+class Variance:
+    """The result: which equations' predicates may differ from lane to lane."""
+
+    def __init__(self, size: int, axis_name: Any):
+        self._size, self._axis_name = size, axis_name
+        self._diverges: dict[int, bool] = {}
+        self._shared: list[Contents] = []
+        self._made: dict[int, Contents] = {}
+        self._growth = 0
+
+    def again(self) -> Variance:
+        """For another run in the same lanes."""
+        return Variance(self._size, self._axis_name)
+
+    def diverges(self, eqn: Any) -> bool:
+        """True where lanes may part. What the run hasn't seen, rules traced later, is taken to."""
+        return self._diverges.get(id(eqn), True)
+
+    def run(self, closed: Any, refs: dict[int, Contents], args: Sequence[Any]) -> None:
+        """Runs a lane's jaxpr.
+
+        Args:
+          closed: the jaxpr.
+          refs: the contents of the refs that it closes over, by their ids.
+          args: for each input, whether it varies, or a ref's `Contents`.
+        """
+        self._shared = [c for c in (*refs.values(), *args) if isinstance(c, Contents) and c.shared]
+        self._run(closed, refs, args, False)
+
+    def _run(
+        self, closed: Any, refs: dict[int, Contents], args: Sequence[Any], diverged: bool
+    ) -> list[Any]:
+        """`diverged` says that some lanes may not take part."""
+        jaxpr = closed.jaxpr
+        consts = [refs[id(c)] if isinstance(c, _jax.NativeRef) else False for c in closed.consts]
+        env: dict[Any, Any] = dict(
+            zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True)
+        )
+
+        def value(atom: Any) -> Any:
+            return False if isinstance(atom, _jax.Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            operands = [value(v) for v in eqn.invars]
+            is_used = any(v in used(jaxpr) for v in eqn.outvars)
+            out = self._step(eqn, refs, operands, diverged, is_used)
+            env.update(zip(eqn.outvars, out, strict=True))
+        return [value(v) for v in jaxpr.outvars]
+
+    def _step(
+        self, eqn: Any, refs: dict[int, Contents], args: list[Any], diverged: bool, is_used: bool
+    ) -> list[Any]:
+        primitive = eqn.primitive
+        if primitive is _jax.get_p or primitive is _jax.freeze_p:
+            return [self._get(eqn, *args)]
+        if primitive is _jax.swap_p:
+            return [self._swap(eqn, diverged, is_used, *args)]
+        if primitive is _jax.addupdate_p:
+            return self._addupdate(eqn, diverged, *args)
+        if primitive is _jax.new_ref_p or primitive is _jax.empty_ref_p:
+            return [self._make(eqn, any(args))]
+        if primitive is _jax.cond_p:
+            return self._cond(eqn, refs, diverged, *args)
+        if primitive is _jax.while_p:
+            return self._while(eqn, refs, diverged, args)
+        if primitive is _jax.scan_p:
+            return self._scan(eqn, refs, diverged, args)
+        if primitive is lax.optimization_barrier_p:  # The newest JAX returns no refs.
+            is_returned = len(eqn.outvars) == len(args)
+            return [a for a in args if is_returned or not isinstance(a, Contents)]
+        if primitive in _CALLS:
+            for inner, operands in inner_calls(eqn):
+                if operands is eqn.invars and len(inner.jaxpr.outvars) == len(eqn.outvars):
+                    return self._run(inner, refs, args, diverged)
+        return self._unknown(eqn, refs, diverged, args)
+
+    def _unknown(
+        self, eqn: Any, refs: dict[int, Contents], diverged: bool, args: list[Any]
+    ) -> list[Any]:
+        """A primitive of which is known only what it is given, and perhaps a jaxpr that it runs.
+
+        It runs that any number of times, and how often may depend on any operand.
+        """
+        varies = self._asks_which_lane(eqn) or any(
+            a.varies if isinstance(a, Contents) else a for a in args
+        )
+        if not diverged and self._joins_lanes(eqn):
+            varies = False
+        calls = list(inner_calls(eqn))
+
+        def step(carry: list[Any]) -> list[Any]:
+            before = [c.is_set for c in self._shared]
+            for inner, _ in calls:
+                self._run(inner, refs, args, diverged or varies)
+            self._restore(before)
+            return carry
+
+        if calls:
+            self._until_stable(step, [])
+        else:
+            # Refs that JAX makes otherwise, for kernels, aren't known here.
+            known = zip(eqn.invars, args, strict=True)
+            contents = {v: a for v, a in known if isinstance(a, Contents)}
+            for v, kind in touches_of(eqn):
+                if (ref := contents.get(v)) is None:
+                    continue
+                self._check_read(eqn, ref)
+                if kind.changes:
+                    if ref.is_overwritten and (varies or diverged):
+                        self._refuse("lane-dependent write to", eqn, ref)
+                    self._grow(ref, varies or diverged)
+        return [args[0] if _jax.is_ref_type(v.aval) else varies for v in eqn.outvars]
+
+    def _make(self, eqn: Any, varies: bool) -> Contents:
+        """A ref of the lane's own: the same in every pass over a loop's body."""
+        origin = getattr(eqn.outvars[0].aval, "origin", None)
+        made = self._made.setdefault(id(eqn), Contents(origin, varies))
+        made.varies |= varies
+        return made
+
+    # -- refs -------------------------------------------------------------------------------------
+
+    def _get(self, eqn: Any, ref: Contents, *index: bool) -> bool:
+        self._check_read(eqn, ref)
+        return ref.varies or any(index)
+
+    def _swap(
+        self, eqn: Any, diverged: bool, is_used: bool, ref: Contents, value: bool, *index: bool
+    ) -> bool:
+        varies = value or any(index) or diverged
+        if ref.is_overwritten:
+            if varies:
+                self._refuse("lane-dependent write to", eqn, ref)
+            if is_used:
+                self._check_read(eqn, ref)
+            ref.is_set |= not jax.tree.unflatten(eqn.params["tree"], index)
+        self._grow(ref, varies)
+        return ref.varies or any(index)
+
+    def _addupdate(
+        self, eqn: Any, diverged: bool, ref: Contents, value: bool, *index: bool
+    ) -> list[Any]:
+        varies = value or any(index) or diverged
+        if ref.is_overwritten and (varies or not ref.is_set):
+            self._refuse("accumulation, besides other uses, into", eqn, ref)
+        self._grow(ref, varies)
+        return []
+
+    def _grow(self, ref: Contents, varies: bool) -> None:
+        """Notes what is written to a ref of the lane's own."""
+        if ref.shared is None and varies and not ref.varies:
+            ref.varies = True
+            self._growth += 1
+
+    def _check_read(self, eqn: Any, ref: Contents) -> None:
+        if ref.is_overwritten and not ref.is_set:
+            self._refuse("use of what other lanes write to", eqn, ref)
+
+    def _refuse(self, what: str, eqn: Any, ref: Contents) -> None:
+        methods = ref.shared.methods if ref.shared is not None else []
+        if len(methods) > 1 and ref.shared is not None and not ref.shared & _ORDERED:
+            what = f"`{'` besides `'.join(methods)}` of"
+        named = ref.origin.describe() if ref.origin is not None else "a ref"
+        raise RefValueError(
+            f"vmap: {what} {named} at {_jax.user_line(eqn)}: all lanes share it, so after the map "
+            f"it would depend on the order of the {self._size} lanes. Map it (`in_axes`), only "
+            "accumulate into it (`ref[...] += …`, at an index array `ref.at[i].add(…)`; or only "
+            "`.multiply`, only `.min` or only `.max`), or loop (`refs.scan`)"
+        )
+
+    # -- control flow -----------------------------------------------------------------------------
+
+    def _note(self, eqn: Any, varies: bool) -> None:
+        self._diverges[id(eqn)] = self._diverges.get(id(eqn), False) or varies
+
+    def _cond(
+        self, eqn: Any, refs: dict[int, Contents], diverged: bool, index: bool, *args: Any
+    ) -> list[Any]:
+        self._note(eqn, index)
+        before = [c.is_set for c in self._shared]
+        after = [True] * len(before)
+        out = [index] * len(eqn.outvars)
+        for branch in eqn.params["branches"]:
+            self._restore(before)
+            new = self._run(_jax.as_closed(branch), refs, args, diverged or index)
+            out = [a or b for a, b in zip(out, new, strict=True)]
+            after = [a and c.is_set for a, c in zip(after, self._shared, strict=True)]
+        self._restore(after)
+        return out
+
+    def _while(
+        self, eqn: Any, refs: dict[int, Contents], diverged: bool, args: list[Any]
+    ) -> list[Any]:
+        n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        cond = _jax.as_closed(eqn.params["cond_jaxpr"])
+        body = _jax.as_closed(eqn.params["body_jaxpr"])
+        body_args = args[n_cond : n_cond + n_body]
+        parts = False
+
+        def step(carry: list[Any]) -> list[Any]:
+            nonlocal parts
+            # The predicate is evaluated once before any body.
+            [go_on] = self._run(cond, refs, [*args[:n_cond], *carry], diverged or parts)
+            before = [c.is_set for c in self._shared]
+            parts = parts or go_on
+            new = self._run(body, refs, [*body_args, *carry], diverged or parts)
+            self._restore(before)
+            return [parts or a for a in new]
+
+        carry = self._until_stable(step, args[n_cond + n_body :])
+        self._note(eqn, parts)
+        return carry
+
+    def _scan(
+        self, eqn: Any, refs: dict[int, Contents], diverged: bool, args: list[Any]
+    ) -> list[Any]:
+        p = _jax.scan_params(eqn.params)
+        end = p.num_consts + p.num_carry
+        rows: list[Any] = []
+
+        def step(carry: list[Any]) -> list[Any]:
+            before = [c.is_set for c in self._shared]
+            out = self._run(p.jaxpr, refs, [*args[: p.num_consts], *carry, *args[end:]], diverged)
+            if not p.length or any(isinstance(x, Contents) for x in args[end:]):
+                self._restore(before)
+            rows[:] = out[p.num_carry :]
+            return out[: p.num_carry]
+
+        return [*self._until_stable(step, args[p.num_consts : end]), *rows]
+
+    def _until_stable(self, step: Any, carry: list[Any]) -> list[Any]:
+        while True:
+            growth = self._growth
+            out = step(carry)
+            new = [a or b for a, b in zip(carry, out, strict=True)]
+            if new == carry and growth == self._growth:
+                return carry
+            carry = new
+
+    def _restore(self, is_set: list[bool]) -> None:
+        for ref, flag in zip(self._shared, is_set, strict=True):
+            ref.is_set = flag
+
+    def _joins_lanes(self, eqn: Any) -> bool:
+        """A collective that gives every lane the same."""
+        axes = eqn.params.get("axes", eqn.params.get("axis_name"))
+        axes = axes if isinstance(axes, tuple) else (axes,)
+        is_whole = eqn.params.get("axis_index_groups") is None
+        return eqn.primitive.name in _JOINING and self._axis_name in axes and is_whole
+
+    def _asks_which_lane(self, eqn: Any) -> bool:
+        if self._axis_name is None:
+            return False
+        return eqn.primitive.name in _BY_LANE or any(
+            self._asks_which_lane(e)
+            for inner in _jax.jaxprs_in(eqn.params)
+            for e in inner.jaxpr.eqns
+        )

@@ -1,0 +1,122 @@
+"""Derivative rules of the user's in a jaxpr: whether there are any, and which refs they touch.
+
+What a forward rule does is in no jaxpr: JAX traces it when it needs it, and then it is too late to
+have a loop around it carry the refs that it touches. So it is traced once before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from refs import _jax
+from refs._tracing import touch_analysis
+from refs._tracing.touch_analysis import Touch, Touches
+
+
+def touches(closed: Any) -> Touches:
+    """`touch_analysis.touches` of what is differentiated: its forward rules are counted.
+
+    Among what is hidden there may be traced refs, too.
+    """
+    return with_rules(closed, touch_analysis.touches(closed))
+
+
+def with_rules(closed: Any, found: Touches) -> Touches:
+    """The touches of a jaxpr and those of the forward rules in it, at any depth."""
+    jaxpr = closed.jaxpr
+    if not has_custom_rules(jaxpr):
+        return found
+    variables = (*jaxpr.constvars, *jaxpr.invars)
+    kinds = dict(zip(map(id, variables), (*found.consts, *found.inputs), strict=True))
+    made_here = {id(v) for eqn in jaxpr.eqns for v in eqn.outvars}
+    hidden = [*found.hidden]
+    for eqn in jaxpr.eqns:
+        for ref, kind in touched_by_rules(eqn):
+            name = id(_jax.var_of(ref) if isinstance(ref, _jax.Tracer) else ref)
+            if name in kinds:
+                kinds[name] |= kind
+            elif name not in made_here:
+                hidden.append((ref, kind))
+    consts, inputs = ([kinds[id(v)] for v in vs] for vs in (jaxpr.constvars, jaxpr.invars))
+    return Touches(tuple(consts), tuple(inputs), tuple(hidden))
+
+
+def touches_of_call(eqn: Any, closed: Any) -> Touches:
+    """`touches` of a function that has a rule, and of the rule.
+
+    Of a ref that the function is given and doesn't touch, nothing is said: the rule may touch it.
+    """
+    found = touch_analysis.touches(closed)
+    kinds: dict[int, Touch] = {}
+    for v, kind in zip(eqn.invars, found.inputs, strict=True):
+        kinds[id(v)] = kinds.get(id(v), Touch.NONE) | kind
+    hidden = [*found.hidden]
+    for ref, kind in touched_by_rules(eqn):
+        if id(ref) not in kinds:
+            hidden.append((ref, kind))
+        elif kinds[id(ref)]:
+            kinds[id(ref)] |= kind
+    return Touches(found.consts, tuple(kinds[id(v)] for v in eqn.invars), tuple(hidden))
+
+
+def touched_by_rules(eqn: Any) -> Iterator[tuple[Any, Touch]]:
+    """What forward rules do when an equation is differentiated, and what else is done there.
+
+    To refs that are variables of the equation, to concrete ones, and to traced ones.
+    """
+    if not _jax.has_rules(eqn):
+        for called, operands in touch_analysis.inner_calls(eqn):
+            if has_custom_rules(called.jaxpr):
+                found = touches(called)
+                yield from _refs([*called.consts, *operands], [*found.consts, *found.inputs])
+                yield from found.hidden
+        return
+    try:
+        jaxpr, consts, operands = _jax.forward_rule(eqn)
+    except Exception:  # JAX may never ask for it. If it does, this is raised then.
+        return
+    found = touch_analysis.touches(_Open(jaxpr, consts[: len(jaxpr.constvars)]))
+    given = [*consts, *operands]
+    yield from _refs(given, [*found.consts, *found.inputs][: len(given)])
+    yield from found.hidden
+
+
+def _refs(items: Sequence[Any], kinds: Sequence[Touch]) -> Iterator[tuple[Any, Touch]]:
+    for x, kind in zip(items, kinds, strict=True):
+        if isinstance(x, _jax.NativeRef) or _jax.is_ref_type(getattr(x, "aval", None)):
+            yield x, kind
+
+
+class _Open(NamedTuple):
+    """A jaxpr and its constants, as `touch_analysis.touches` wants them."""
+
+    jaxpr: Any
+    consts: Sequence[Any]
+
+
+def has_custom_vjp(jaxpr: Any) -> bool:
+    """True where a jaxpr, at any depth, has a derivative rule whose backward pass is a user's."""
+    return _has_rules(jaxpr, _jax.is_custom_vjp, _with_backward)
+
+
+def has_custom_rules(jaxpr: Any) -> bool:
+    """True where a jaxpr, at any depth, has a derivative rule of a user's."""
+    return _has_rules(jaxpr, _jax.has_rules, _with_rules)
+
+
+def _has_rules(
+    jaxpr: Any, test: Callable[[Any], bool], known: WeakKeyDictionary[Any, bool]
+) -> bool:
+    if jaxpr not in known:
+        known[jaxpr] = any(
+            test(eqn)
+            or any(_has_rules(inner.jaxpr, test, known) for inner in _jax.jaxprs_in(eqn.params))
+            for eqn in jaxpr.eqns
+        )
+    return known[jaxpr]
+
+
+_with_backward: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_with_rules: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()

@@ -1,0 +1,398 @@
+"""Touch analysis: what a jaxpr does to each ref that it is given or closes over.
+
+JAX's own effects are not enough: they don't say whether the old value that a swap returns is used,
+nor that Python's `r[i] += x` (get, add, swap) only accumulates, and some call primitives have none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import jax
+import numpy as np
+from jax import lax
+
+from refs import _jax
+from refs._tracing.touch import Touch as Touch
+from refs._tracing.touch import update_of, uses_in
+
+
+class Touches(NamedTuple):
+    """What a jaxpr does to its inputs, and to refs that inner jaxprs hold as constants."""
+
+    consts: tuple[Touch, ...]
+    inputs: tuple[Touch, ...]
+    hidden: tuple[tuple[Any, Touch], ...]
+
+
+_memo: WeakKeyDictionary[Any, Touches] = WeakKeyDictionary()
+
+
+def touches(closed: Any) -> Touches:
+    """The touches of a closed jaxpr, refs created inside apart."""
+    jaxpr = closed.jaxpr
+    if jaxpr not in _memo:
+        _memo[jaxpr] = touches_under(closed, Names({}, {}))
+    return _memo[jaxpr]
+
+
+class Names(NamedTuple):
+    """Which variables and concrete refs are names of one ref: a key for each, of_ref by identity.
+
+    A variable that isn't in it is its own key, a concrete ref's is its identity.
+    """
+
+    of_var: dict[Any, Any]
+    of_ref: dict[int, Any]
+
+    def var(self, v: Any) -> Any:
+        return self.of_var.get(v, v)
+
+    def ref(self, ref: Any) -> Any:
+        return self.of_ref.get(id(ref), id(ref))
+
+    def inside(self, called: Any, operands: Sequence[Any]) -> Names | None:
+        """Those in a called jaxpr, or None if no ref has two names there."""
+        inputs = zip(called.jaxpr.invars, operands, strict=True)
+        of_var = {v: self.var(x) for v, x in inputs if _jax.is_ref_type(v.aval)}
+        held = {self.ref(ref) for ref, _ in _closed_over(called)}
+        keys = {*of_var.values()}
+        if len(keys) == len(of_var) and not keys & held and not held & {*self.of_ref.values()}:
+            return None
+        return Names(of_var, self.of_ref)
+
+
+def touches_under(closed: Any, names: Names) -> Touches:
+    """`touches`, knowing that some names are those of one ref."""
+    jaxpr = closed.jaxpr
+    consts = zip(jaxpr.constvars, closed.consts, strict=True)
+    held = {v: names.ref(c) for v, c in consts if isinstance(c, _jax.NativeRef)}
+    names = Names({**held, **names.of_var}, names.of_ref)
+    found: dict[Any, Touch] = {
+        v: Touch.NONE for v in (*jaxpr.constvars, *jaxpr.invars) if _jax.is_ref_type(v.aval)
+    }
+    hidden: dict[int, tuple[Any, Touch]] = {}
+    uses = uses_in(jaxpr)
+    accumulating = _accumulations(jaxpr, uses, names)
+
+    def touch(var: Any, kind: Touch) -> None:
+        if var in found:
+            found[var] |= kind
+
+    def touch_hidden(ref: Any, kind: Touch) -> None:
+        hidden[id(ref)] = (ref, hidden.get(id(ref), (ref, Touch.NONE))[1] | kind)
+
+    for eqn in jaxpr.eqns:
+        inner = list(inner_calls(eqn))
+        for called, operands in inner:
+            known = names.inside(called, operands)
+            inner_touches = touches(called) if known is None else touches_under(called, known)
+            least = Touch.HELD if _jax.has_rules(eqn) else Touch.NONE
+            for operand, kind in zip(operands, inner_touches.inputs, strict=True):
+                if not isinstance(operand, _jax.Literal):
+                    touch(operand, kind or least)
+            for ref, kind in _closed_over(called, inner_touches):
+                touch_hidden(ref, kind)
+        if not inner:
+            for operand, kind in _own_touches(eqn, uses, accumulating):
+                touch(operand, kind)
+    return Touches(
+        tuple(found.get(v, Touch.NONE) for v in jaxpr.constvars),
+        tuple(found.get(v, Touch.NONE) for v in jaxpr.invars),
+        tuple(hidden.values()),
+    )
+
+
+def _closed_over(closed: Any, found: Touches | None = None) -> Iterator[tuple[Any, Touch]]:
+    """`closed_over`, and what is done to each."""
+    found = touches(closed) if found is None else found
+    for const, kind in zip(closed.consts, found.consts, strict=True):
+        if isinstance(const, _jax.NativeRef):
+            yield const, kind
+    yield from found.hidden
+
+
+def closed_over(closed: Any) -> list[Any]:
+    """The refs that a jaxpr and those inside it hold as constants."""
+    return [ref for ref, _ in _closed_over(closed)]
+
+
+def _own_touches(
+    eqn: Any, uses: Counter[Any], accumulating: dict[int, Touch]
+) -> Iterator[tuple[Any, Touch]]:
+    if id(eqn) in accumulating:
+        yield eqn.invars[0], accumulating[id(eqn)]
+    elif eqn.primitive is _jax.swap_p:
+        used = uses[eqn.outvars[0]] > 0
+        yield eqn.invars[0], Touch.WRITE | (Touch.READ if used else Touch.NONE)
+    elif eqn.primitive is _jax.addupdate_p:
+        yield eqn.invars[0], Touch.ACCUMULATE
+    elif eqn.primitive is not _jax.free_ref_p:
+        yield from touches_of(eqn)
+
+
+def touches_of(eqn: Any) -> Iterator[tuple[Any, Touch]]:
+    """What a primitive does to its ref operands, where not more is known of it than its effects.
+
+    It may do anything to those that its effects say it changes; to all, if it has no such effects.
+    """
+    # The effects of a barrier keep an order.
+    if eqn.primitive in (lax.optimization_barrier_p, *_jax.passing_primitives):
+        return
+    effects = [e for e in eqn.effects if isinstance(e, _jax.RefEffect)]
+    is_known = effects or eqn.primitive in _READERS
+    for v in filter(_is_ref_var, eqn.invars):
+        only_reads = is_known and all(
+            isinstance(e, _jax.ReadEffect) for e in effects if e.input is v
+        )
+        yield v, Touch.READ if only_reads else Touch.READ | Touch.WRITE
+
+
+# Those without effects.
+_READERS = (_jax.freeze_p, *_jax.debug_primitives)
+
+
+def inner_calls(eqn: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """The jaxprs that an equation runs, each with the operands that it is given."""
+    primitive, params, args = eqn.primitive, eqn.params, eqn.invars
+    if primitive is _jax.cond_p:
+        for branch in params["branches"]:
+            yield _jax.as_closed(branch), args[1:]
+    elif primitive is _jax.while_p:
+        n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+        carry = args[n_cond + n_body :]
+        yield _jax.as_closed(params["cond_jaxpr"]), [*args[:n_cond], *carry]
+        yield _jax.as_closed(params["body_jaxpr"]), [*args[n_cond : n_cond + n_body], *carry]
+    else:
+        for closed in _jax.jaxprs_in(params):
+            if _takes(closed, args):
+                yield closed, args
+
+
+def _takes(closed: Any, args: Sequence[Any]) -> bool:
+    """Whether a jaxpr can be run on operands: not if it has refs where they are arrays."""
+    inputs = closed.jaxpr.invars
+    return len(inputs) == len(args) and all(
+        _jax.is_ref_type(v.aval) == _jax.is_ref_type(a.aval)
+        for v, a in zip(inputs, args, strict=True)
+    )
+
+
+def holds_refs(closed: Any) -> bool:
+    """True where a jaxpr, at any depth, has a ref as input, constant or of its own."""
+    jaxpr = closed.jaxpr
+    if jaxpr not in _holds:
+        _holds[jaxpr] = _any_ref(v for v in (*jaxpr.constvars, *jaxpr.invars)) or any(
+            _any_ref((*eqn.invars, *eqn.outvars))
+            or any(holds_refs(inner) for inner in _jax.jaxprs_in(eqn.params))
+            for eqn in jaxpr.eqns
+        )
+    return _holds[jaxpr]
+
+
+_holds: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def uses_refs(closed: Any) -> bool:
+    """True where a jaxpr, at any depth, closes over a ref, makes one or is given one.
+
+    What an equation without refs has inside for itself, as a kernel does, isn't looked at.
+    """
+    return any(isinstance(c, _jax.NativeRef) for c in closed.consts) or any(
+        eqn.primitive is _jax.run_state_p
+        or _any_ref((*eqn.invars, *eqn.outvars))
+        or any(
+            uses_refs(inner)
+            for inner in _jax.jaxprs_in(eqn.params)
+            if not _any_ref(inner.jaxpr.invars)
+        )
+        for eqn in closed.jaxpr.eqns
+    )
+
+
+def closes_over_tracers(closed: Any) -> bool:
+    """True where a jaxpr, at any depth, has a tracer as a constant.
+
+    JAX's own calls and loops make operands of them, but not when it transposes or linearizes them.
+    """
+    return any(isinstance(c, _jax.Tracer) for c in closed.consts) or _has_open_calls(closed.jaxpr)
+
+
+def _has_open_calls(jaxpr: Any) -> bool:
+    if jaxpr not in _open_calls:
+        _open_calls[jaxpr] = any(
+            closes_over_tracers(inner) for eqn in jaxpr.eqns for inner in _jax.jaxprs_in(eqn.params)
+        )
+    return _open_calls[jaxpr]
+
+
+_open_calls: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def _any_ref(variables: Iterable[Any]) -> bool:
+    return any(_jax.is_ref_type(v.aval) for v in variables)
+
+
+def _is_ref_var(v: Any) -> bool:
+    return not isinstance(v, _jax.Literal) and _jax.is_ref_type(v.aval)
+
+
+def used(jaxpr: Any) -> frozenset[Any]:
+    """The variables of a jaxpr that an equation or the result uses."""
+    if jaxpr not in _used:
+        _used[jaxpr] = frozenset(uses_in(jaxpr))
+    return _used[jaxpr]
+
+
+_used: WeakKeyDictionary[Any, frozenset[Any]] = WeakKeyDictionary()
+
+
+# ---------------------------------------------------------------------------------------------
+# `r[i] += x` is traced to get, add, swap; `r.at[i].max(x)` to get, max, swap
+
+
+def _accumulations(jaxpr: Any, uses: Counter[Any], names: Names) -> dict[int, Touch]:
+    """By the ids of the get and swap equations that together only accumulate: in which way.
+
+    That is: what get reads is used by additions only (or is what is subtracted from), whose result
+    is used by one swap of the same part of the same ref, whose old value nobody uses, and nothing
+    touches the ref in between. What NumPy's indices do to the order and shape of what was read may
+    come before the addition, and be undone after it. Where integer arrays may name an element
+    twice, NumPy's `+=` adds once: not an accumulation. As with additions, so with multiplications,
+    and with minima and maxima.
+    """
+    reads: dict[Any, _Read] = {}  # what get gave, and what was made of it
+    found: dict[int, Touch] = {}
+
+    def forget(ref: Any) -> None:
+        for value in [v for v, read in reads.items() if names.var(read.get.invars[0]) == ref]:
+            del reads[value]
+
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is _jax.get_p and uses[eqn.outvars[0]] == 1 and _is_distinct(eqn):
+            forget(names.var(eqn.invars[0]))
+            reads[eqn.outvars[0]] = _Read(eqn)
+            continue
+        if eqn.primitive.name in _MOVES and uses[eqn.outvars[0]] == 1:
+            [v] = eqn.invars
+            moved = None if isinstance(v, _jax.Literal) or v not in reads else reads.pop(v)
+            if moved is not None and (moved := moved.then(eqn)) is not None:
+                reads[eqn.outvars[0]] = moved
+            continue
+        if eqn.primitive is _jax.swap_p and not uses[eqn.outvars[0]]:
+            value = eqn.invars[1]
+            read = None if isinstance(value, _jax.Literal) else reads.pop(value, None)
+            if read is not None and read.kind is not None and not read.moves:
+                one, other = (names.var(e.invars[0]) for e in (read.get, eqn))
+                if one == other and _same_part(jaxpr, read.get, eqn):
+                    found |= {id(read.get): read.kind, id(eqn): read.kind}
+        for k, v in enumerate(eqn.invars):
+            kind = update_of(eqn, k) if not isinstance(v, _jax.Literal) and v in reads else None
+            if kind is not None and reads[v].kind in (None, kind) and uses[eqn.outvars[0]] == 1:
+                reads[eqn.outvars[0]] = reads.pop(v)._replace(kind=kind)
+                break
+        for v in eqn.invars:
+            if _is_ref_var(v):
+                forget(names.var(v))
+        for called, _ in inner_calls(eqn):
+            for ref, _ in _closed_over(called):
+                forget(names.ref(ref))
+    return found
+
+
+# What undoes each of the operations that NumPy's indices need besides JAX's: its parameters.
+_UNDONE_BY: dict[str, Any] = {
+    "rev": lambda eqn: eqn.params["dimensions"],
+    "transpose": lambda eqn: tuple(int(k) for k in np.argsort(eqn.params["permutation"])),
+    "reshape": lambda eqn: eqn.invars[0].aval.shape,
+}
+_DOES: dict[str, Any] = {
+    "rev": lambda eqn: eqn.params["dimensions"],
+    "transpose": lambda eqn: tuple(eqn.params["permutation"]),
+    "reshape": lambda eqn: eqn.outvars[0].aval.shape,
+}
+# Only the type changes: which devices of a `shard_map` see it.
+_LEAVES_VALUES = frozenset({"reshard", "pvary", "pcast"})
+_MOVES = _LEAVES_VALUES | _UNDONE_BY.keys()
+
+
+class _Read(NamedTuple):
+    """What was made of what a get equation gave: `moves` are to be undone, the last first."""
+
+    get: Any
+    kind: Touch | None = None
+    moves: tuple[Any, ...] = ()
+
+    def then(self, eqn: Any) -> _Read | None:
+        """After one more move, or None if it is not the one that undoes the last."""
+        name = eqn.primitive.name
+        if name in _LEAVES_VALUES:
+            return self
+        if self.kind is None:
+            return self._replace(moves=(*self.moves, (name, _UNDONE_BY[name](eqn))))
+        if self.moves and self.moves[-1] == (name, _DOES[name](eqn)):
+            return self._replace(moves=self.moves[:-1])
+        return None
+
+
+def _is_distinct(get: Any) -> bool:
+    """True if a get can't name an element twice."""
+    return all(
+        isinstance(indexer, _jax.DistinctIndexer)
+        or not any(v.aval.shape for v in jax.tree.leaves(indexer))
+        for indexer in jax.tree.unflatten(get.params["tree"], get.invars[1:])
+    )
+
+
+def _same_part(jaxpr: Any, get: Any, swap: Any) -> bool:
+    atoms = zip(get.invars[1:], swap.invars[2:], strict=False)
+    return get.params["tree"] == swap.params["tree"] and all(
+        _same_value(jaxpr, a, b) for a, b in atoms
+    )
+
+
+def _same_value(jaxpr: Any, a: Any, b: Any) -> bool:
+    """True for one variable, and for two that the same was done to the same for.
+
+    An index, `v[...] += x` of a view for instance, is computed for the reading and once more for
+    the writing. A pair is looked at once, however many ways lead to it.
+    """
+    pairs, seen = [(a, b)], set[Any]()
+    while pairs:
+        a, b = pairs.pop()
+        if isinstance(a, _jax.Literal) or isinstance(b, _jax.Literal):
+            both = isinstance(a, _jax.Literal) and isinstance(b, _jax.Literal)
+            if not (both and np.array_equal(a.val, b.val)):
+                return False
+        elif a is not b and (a, b) not in seen:
+            seen.add((a, b))
+            one, other = (_makers(jaxpr).get(v) for v in (a, b))
+            if one is None or other is None or not _does_the_same(one, other):
+                return False
+            if one.outvars.index(a) != other.outvars.index(b):
+                return False
+            pairs += zip(one.invars, other.invars, strict=True)
+    return True
+
+
+def _does_the_same(one: Any, other: Any) -> bool:
+    """Whether two equations give equal operands equal results."""
+    if one.primitive is not other.primitive or one.effects:
+        return False
+    try:
+        return len(one.invars) == len(other.invars) and bool(one.params == other.params)
+    except Exception:  # A parameter may hold arrays, which aren't equal or not.
+        return False
+
+
+def _makers(jaxpr: Any) -> dict[Any, Any]:
+    """The equation that each variable comes from."""
+    if jaxpr not in _made_by:
+        _made_by[jaxpr] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    return _made_by[jaxpr]
+
+
+_made_by: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()

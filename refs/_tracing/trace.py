@@ -1,0 +1,374 @@
+"""From a Python function over refs to an effectful jaxpr.
+
+`jax.make_jaxpr` does the tracing. What is ours is the boundary: the same ref in several places is
+one ref, refs may be returned, and what went wrong inside is said in terms of the user's refs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+
+from refs import _jax
+from refs._handles import access
+from refs._handles.absent import present_or_absent
+from refs._handles.ref import Ref, is_concrete
+from refs._handles.ref_type import RefType
+from refs._indexing.values import neutral_of, zeros_of
+from refs._origin import is_raised_by_jax
+from refs.errors import RefError, RefEscapeError, RefTypeError, RefValueError
+
+
+class AbstractArgument:
+    """Stands for a ref or an array of a given type in the arguments of a trace."""
+
+    def __init__(self, aval: Any):
+        self.aval = aval
+
+
+_jax.register_type_of(AbstractArgument, lambda spec: spec.aval)
+
+
+def is_ref(x: Any) -> bool:
+    """True for any ref: a handle, ours or JAX's, or a traced one."""
+    # Asked of every leaf of every call, and JAX's own answer takes a microsecond.
+    kind = type(x)
+    return kind is Ref or (kind is not _jax.ArrayImpl and isinstance(x, _jax.NativeRef))
+
+
+def ref_type(ref: Any) -> RefType:
+    """The type that a ref has in our traces."""
+    if type(ref) is Ref:
+        return ref._aval
+    aval = _jax.typeof(ref)
+    return aval if isinstance(aval, RefType) else RefType.of(aval)
+
+
+def neutral_like(ref: Any, method: str) -> Any:
+    """What changes nothing of what a ref holds when an update is given it."""
+    return neutral_of(ref_type(ref).inner_aval, method)
+
+
+def zeros_like(ref: Any) -> Any:
+    """Zeros of the type of what a ref holds."""
+    return zeros_of(ref_type(ref).inner_aval)
+
+
+@contextmanager
+def other_names() -> Iterator[dict[int, Any]]:
+    """While a function is traced that has refs under two names.
+
+    Yields a dictionary to fill: the identity of a traced argument -> the ref that it is as well.
+    """
+    names = {**_other_names.get()}
+    token = _other_names.set(names)
+    try:
+        yield names
+    finally:
+        _other_names.reset(token)
+
+
+def one_name(ref: Any) -> Any:
+    """The one of a ref's names that all wrappers know it by."""
+    _lookups.set(_lookups.get() + 1)
+    ref = _jax.passed_on(ref)
+    return _other_names.get().get(id(ref), ref)
+
+
+def lookups() -> int:
+    """How many names have been asked for: whether a function has wrappers inside."""
+    return _lookups.get()
+
+
+_other_names: ContextVar[Mapping[int, Any]] = ContextVar("_names", default=MappingProxyType({}))
+_lookups: ContextVar[int] = ContextVar("_lookups", default=0)
+
+
+class Unique(NamedTuple):
+    """Distinct objects, and which of them stands at each place."""
+
+    items: list[Any]
+    places: tuple[int, ...]
+
+
+def unique(objects: Sequence[Any]) -> Unique:
+    """Drops repetitions, by identity."""
+    items: list[Any] = []
+    position: dict[int, int] = {}
+    for x in objects:
+        if id(x) not in position:
+            position[id(x)] = len(items)
+            items.append(x)
+    return Unique(items, tuple(position[id(x)] for x in objects))
+
+
+class ArgumentRef(NamedTuple):
+    """A returned ref that is the `position`-th distinct ref argument."""
+
+    position: int
+
+
+class OuterRef(NamedTuple):
+    """A returned ref that the function closes over."""
+
+    ref: Any
+
+
+class NewRef(NamedTuple):
+    """A returned ref that the function made: its final value is the `position`-th new one."""
+
+    position: int
+    origin: Any
+
+
+class Trace(NamedTuple):
+    """A traced function.
+
+    `jaxpr` takes one ref for each distinct ref argument, then the other leaves. It returns the
+    function's array outputs, then the final values of new refs that are returned. `out_tree` and
+    `out_leaves` rebuild the function's result: a leaf is a marker, or None for the next array.
+    """
+
+    jaxpr: Any
+    out_tree: Any
+    out_leaves: tuple[Any, ...]
+
+
+def trace(
+    fun: Callable[..., Any],
+    ref_types: Sequence[RefType],
+    leaves: Sequence[Any],
+    rebuild: Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
+    axis_env: Sequence[tuple[Any, int]] = (),
+) -> Trace:
+    """Traces `fun(*args, **kwargs)` with `args, kwargs = rebuild(refs, leaves)`.
+
+    `axis_env` has the names and sizes of axes that `fun` may use collectives over.
+
+    Raises whatever `fun` raises; nothing that `fun` would have changed has changed.
+    """
+    out: list[Any] = []
+
+    def flat(refs: Sequence[Any], leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        args, kwargs = rebuild(refs, leaves)
+        _jax.name_arguments(fun, args, kwargs, [*refs, *leaves])
+        result, out_tree = jax.tree.flatten(fun(*args, **kwargs))
+        arrays, markers, new = strip_refs(result, refs)
+        out[:] = [out_tree, markers]
+        return arrays, new
+
+    flat.__name__ = flat.__qualname__ = getattr(fun, "__name__", "function")
+    # Without jit, JAX's loops ask their predicates what they can't say in a trace, and once more
+    # when they are traced after all: with what they write, twice. What a hi primitive does with
+    # refs when it is differentiated can't be seen.
+    with jax.disable_jit(False), _jax.without_hi_primitives():
+        jaxpr = _make_jaxpr(flat, axis_env)([AbstractArgument(t) for t in ref_types], list(leaves))
+    out_tree, markers = out
+    return Trace(jaxpr, out_tree, tuple(markers))
+
+
+@jax.tree_util.register_pytree_node_class
+class PartlyKnown:
+    """A result of a traced function in which what isn't traced stays what it is.
+
+    Its leaves are those that are traced. The others are part of the structure, and no outputs of
+    the trace: they needn't be arrays. Put together again, it is the result itself.
+    """
+
+    def __init__(self, result: Any):
+        leaves, tree = jax.tree.flatten(result)
+        known = {
+            k: x for k, x in enumerate(leaves) if not (isinstance(x, _jax.Tracer) or is_ref(x))
+        }
+        self.traced = [x for k, x in enumerate(leaves) if k not in known]
+        self.structure = _Structure(tree, known)
+
+    def tree_flatten(self) -> tuple[list[Any], _Structure]:
+        return self.traced, self.structure
+
+    @classmethod
+    def tree_unflatten(cls, structure: _Structure, traced: Any) -> Any:
+        rest, known = iter(traced), structure.known
+        places = range(structure.tree.num_leaves)
+        return structure.tree.unflatten([known[k] if k in known else next(rest) for k in places])
+
+
+class _Structure:
+    """A structure and the leaves of it that are known; equal to itself only, whatever they are."""
+
+    __slots__ = ("known", "tree")
+
+    def __init__(self, tree: Any, known: dict[int, Any]):
+        self.tree, self.known = tree, known
+
+
+def strip_refs(
+    result: Sequence[Any], arguments: Sequence[Any]
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Splits outputs into arrays, one marker a leaf, and the final values of new refs."""
+    arrays: list[Any] = []
+    markers: list[Any] = []
+    new: dict[int, tuple[NewRef, Any]] = {}
+    position = {id(a): k for k, a in enumerate(arguments)}
+    for x in result:
+        x = _jax.passed_on(x) if is_ref(x) else x
+        if not is_ref(x):
+            arrays.append(x)
+            markers.append(None)
+        elif id(x) in position:
+            markers.append(ArgumentRef(position[id(x)]))
+        elif is_concrete(x) or not _made_here(x):
+            markers.append(OuterRef(x))
+        else:
+            if id(x) not in new:
+                marker = NewRef(len(new), getattr(_jax.typeof(x), "origin", None))
+                new[id(x)] = (marker, access.get(x))
+            markers.append(new[id(x)][0])
+    return arrays, markers, [value for _, value in new.values()]
+
+
+def _made_here(ref: Any) -> bool:
+    return ref._trace is _jax.current_trace()
+
+
+def _make_jaxpr(
+    flat: Callable[..., Any], axis_env: Sequence[tuple[Any, int]]
+) -> Callable[..., Any]:
+    return advised()(jax.make_jaxpr(flat, axis_env=list(axis_env)))
+
+
+@contextmanager
+def advised() -> Iterator[None]:
+    """While JAX traces: where it says no to a ref, what to do instead is said, too."""
+    try:
+        yield
+    except RefError:
+        raise
+    except Exception as error:
+        said = str(error)
+        for fragment, (kind, advice) in _ADVICE.items():
+            if fragment in said and is_raised_by_jax(error):
+                raise kind(advice.format(said=said)) from error
+        raise
+
+
+_GRADIENT = (
+    "`jax.grad` can't differentiate with respect to a ref: `refs.grad` can, and the gradient is an "
+    "array"
+)
+_ARRAYS_ONLY = (
+    "a function of JAX's that takes arrays only, such as `custom_linear_solve` and what is made of "
+    "it (`cg`, `gmres`), was given a ref, or a function that closes over one: read the ref before, "
+    "`ref[...]`, and use the value"
+)
+_NONDIFFERENTIATED = (
+    "{said}\n\na ref that is an argument of the traced function, of `refs.jit` for instance, is "
+    "such a tracer: let the custom function take it as an ordinary argument, whose rules may read "
+    "and write it all the same, or close over the ref"
+)
+# What JAX says of a ref in its own loops and transformations -> what to do.
+_ADVICE: dict[str, tuple[type[Exception], str]] = {
+    "cannot be returned": (
+        RefEscapeError,
+        "{said}\n\nthe body of a loop, a branch or an inner `jax.jit` can use refs, but not "
+        "return them: return the value, `ref[...]`, or use the ref where it is in scope",
+    ),
+    "mutable array": (
+        RefEscapeError,
+        "{said}\n\nJAX's own functions take each ref once, either as an argument or closed over: "
+        "close over the ref, or use `refs.jit`, which takes it any number of times",
+    ),
+    "not supported in vmap-of-cond": (
+        RefValueError,
+        "`jax.vmap` can't map a branch that touches a ref: `refs.vmap` can",
+    ),
+    "does not have a corresponding jaxpr input": (RefTypeError, _ARRAYS_ONLY),
+    "'Fake' object": (RefTypeError, _ARRAYS_ONLY),  # the same, in the newest JAX's words
+    "a position indicated by nondiff_argnums": (RefTypeError, _NONDIFFERENTIATED),
+    "Ref-typed argument": (RefTypeError, _GRADIENT),
+    "'ValAccum' object": (RefTypeError, _GRADIENT),  # the same, in the oldest JAX's words
+}
+
+
+class Call(NamedTuple):
+    """The arguments of a call, flattened: distinct refs apart from the other leaves."""
+
+    tree: Any
+    refs: list[Any]
+    ref_places: tuple[int | None, ...]  # for each leaf: which distinct ref, or None
+    leaves: list[Any]
+    flat: list[Any]
+
+    @staticmethod
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool = True) -> Call:
+        """`runs` is False where nothing is run: then a ref may be there in name only."""
+        flat, tree = jax.tree.flatten((args, kwargs))
+        flat = flat if runs else [*map(present_or_absent, flat)]
+        in_trace = not _jax.at_top_level()  # where a ref may have two names
+        refs: dict[int, tuple[int, Any]] = {}
+        places: list[int | None] = []
+        leaves: list[Any] = []
+        for x in flat:
+            if is_ref(x):
+                x = one_name(x) if in_trace else x
+                places.append(refs.setdefault(id(x), (len(refs), x))[0])
+            else:
+                places.append(None)
+                leaves.append(_array_like(x))
+        items = [ref for _, ref in refs.values()]
+        for ref in items:
+            access.check_ref(ref, "call")
+        return Call(tree, items, tuple(places), leaves, flat)
+
+    def rebuild(
+        self, refs: Sequence[Any], leaves: Sequence[Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        rest = iter(leaves)
+        flat = [next(rest) if k is None else refs[k] for k in self.ref_places]
+        return jax.tree.unflatten(self.tree, flat)
+
+
+def _array_like(leaf: Any) -> Any:
+    if type(leaf) is jax.ShapeDtypeStruct and leaf.is_ref:
+        raise RefTypeError(
+            "a jax.ShapeDtypeStruct with is_ref stands for no ref in particular: pass a ref, "
+            "`refs.empty_ref(...)` for instance. `trace`, `lower` and `eval_shape` of a `refs.jit` "
+            "function take it"
+        )
+    return leaf
+
+
+def result_of(
+    out_tree: Any,
+    out_leaves: Sequence[Any],
+    arrays: Sequence[Any],
+    arguments: Sequence[Any],
+    new: Sequence[Any],
+) -> Any:
+    """Rebuilds a function's result from its arrays, its ref arguments and its new refs."""
+    rest = iter(arrays)
+    leaves = []
+    for leaf in out_leaves:
+        if leaf is None:
+            leaves.append(next(rest))
+        elif isinstance(leaf, ArgumentRef):
+            leaves.append(arguments[leaf.position])
+        else:
+            leaves.append(leaf.ref if isinstance(leaf, OuterRef) else new[leaf.position])
+    return jax.tree.unflatten(out_tree, leaves)
+
+
+def adopt(value: Any, origin: Any) -> Ref:
+    """A handle for the value of a ref made in a trace."""
+    return Ref._of(_type_of_new(_jax.typeof(value), origin), _jax.commit(value))
+
+
+@functools.lru_cache(maxsize=4096)
+def _type_of_new(aval: Any, origin: Any) -> RefType:
+    return RefType.of(_jax.AbstractRef(aval), origin)

@@ -1,0 +1,27 @@
+"""Says where refs are to lie, if they are used with what lies on other devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from refs._buffers.handles import is_ours
+from refs._handles.access import describe
+from refs.errors import RefValueError
+
+
+@contextmanager
+def devices_told(doing: str, refs: Sequence[Any]) -> Iterator[None]:
+    """Where JAX refuses a program for its devices, the error names the refs on a single one."""
+    try:
+        yield
+    except ValueError as error:
+        single = [describe(r) for r in refs if is_ours(r) and r._sharding is None]
+        if not single or "incompatible devices" not in str(error):
+            raise
+        raise RefValueError(
+            f"{doing}: {', '.join(single)}: on a single device, and used with what lies on "
+            "several. Make it under `jax.set_mesh(mesh)`, or of an array that is there already, "
+            "`refs.new_ref(jax.device_put(value, jax.NamedSharding(mesh, jax.P())))`"
+        ) from error

@@ -1,0 +1,70 @@
+"""JAX's own call wrappers inside a trace: over the arrays of a call, closing over its refs.
+
+So the outer trace sees each touch of a ref, not a ref read and written as a whole.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from refs import _jax
+from refs._handles.ref import new_ref
+from refs._tracing.trace import Call, is_ref, result_of, strip_refs
+from refs._transactions.signature import Static, shardings_of_arguments, shardings_of_result
+
+if TYPE_CHECKING:
+    from refs._jit.executable import Options
+
+
+def call_over_arrays(
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+    fun: Callable[..., Any],
+    static: Static,
+    call: Call,
+) -> Any:
+    """The result of `fun`, called through `wrap` with the call's arrays as only argument."""
+    out: list[Any] = []
+
+    def inner(leaves: list[Any]) -> Any:
+        args, kwargs = static.restore(*call.rebuild(call.refs, leaves))
+        _jax.name_arguments(fun, args, kwargs, leaves)
+        result, out_tree = jax.tree.flatten(fun(*args, **kwargs))
+        arrays, markers, new = strip_refs(result, call.refs)
+        out[:] = [out_tree, markers]
+        return arrays, new
+
+    inner.__name__ = inner.__qualname__ = getattr(fun, "__name__", "function")
+    arrays, new = wrap(inner)(call.leaves)
+    out_tree, markers = out
+    return result_of(out_tree, markers, arrays, call.refs, [new_ref(v) for v in new])
+
+
+def call_inside(fun: Callable[..., Any], static: Static, call: Call, options: Options) -> Any:
+    """The result of `fun` under `jax.jit` with these options.
+
+    Arrays are resharded by themselves: JAX can't discharge a jit over refs that has shardings.
+    """
+    if options.in_shardings is not None:
+        shardings = shardings_of_arguments(options.in_shardings, call.tree)
+        places = zip(shardings, call.ref_places, strict=True)
+        of_leaves = [s for s, number in places if number is None]
+        call = call._replace(leaves=[*map(_resharded, call.leaves, of_leaves)])
+
+    @functools.wraps(fun)
+    def resharded(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten(fun(*args, **kwargs))
+        shardings = shardings_of_result(options.out_shardings, tree)
+        return tree.unflatten(map(_resharded, leaves, shardings))
+
+    nowhere = {"in_shardings": None, "out_shardings": None, "compiler_options": None}
+    wrap = functools.partial(jax.jit, **(options._asdict() | nowhere))
+    inner = fun if options.out_shardings is None else resharded
+    return call_over_arrays(wrap, inner, static, call)
+
+
+def _resharded(x: Any, sharding: Any) -> Any:
+    return x if sharding is None or is_ref(x) else jax.lax.with_sharding_constraint(x, sharding)

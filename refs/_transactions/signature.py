@@ -1,0 +1,275 @@
+"""What is said of the arguments of a call: which are static, donated, mapped. JAX's conventions."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from refs import _jax
+from refs._handles.access import check_ref, describe
+from refs._handles.view import RefView, is_view
+from refs._tracing.trace import Call, is_ref, one_name
+from refs.errors import RefTypeError, RefValueError
+
+
+def type_of(array: Any) -> Any:
+    """What a program depends on of an argument. Raises TypeError if it is no array."""
+    return array.aval if type(array) is _jax.ArrayImpl else _jax.shaped_abstractify(array)
+
+
+def check_callable(doing: str, fun: Any) -> None:
+    """Raises a RefTypeError of what is no function, before it is called."""
+    if not callable(fun):
+        raise RefTypeError(f"Expected a callable value, got {fun!r:.100}, for {doing}")
+
+
+def dtype_of(aval: Any) -> Any:
+    """That of an array; None of a value of a user's own type."""
+    return getattr(aval, "dtype", None)
+
+
+def shape_of(aval: Any, is_ref: bool = False) -> Any:
+    """What `jax.jit` says of a result of this type, which a user's own type says itself."""
+    if dtype_of(aval) is None:
+        return aval
+    weak = not is_ref and aval.weak_type
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, is_ref=is_ref)
+
+
+class Choice(NamedTuple):
+    """A choice of arguments, by position and by name."""
+
+    nums: tuple[int, ...]
+    names: frozenset[str]
+
+    @staticmethod
+    def of(
+        fun: Callable[..., Any],
+        nums: int | Sequence[int] | None,
+        names: str | Iterable[str] | None,
+    ) -> Choice:
+        """As `jax.jit` does: where only one of the two is given, the signature gives the other."""
+        given_nums = (nums,) if isinstance(nums, int) else tuple(nums or ())
+        given_names = frozenset((names,) if isinstance(names, str) else names or ())
+        try:
+            parameters = list(inspect.signature(fun).parameters.values())
+        except (TypeError, ValueError):
+            return Choice(given_nums, given_names)
+        by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if names is None:
+            by_name = [p.name for p in by_place if p.kind == p.POSITIONAL_OR_KEYWORD]
+            offset = len(by_place) - len(by_name)
+            given_names = frozenset(
+                by_place[k].name
+                for k in (n % len(by_place) for n in given_nums if by_place)
+                if k >= offset
+            )
+        elif nums is None:
+            given_nums = tuple(k for k, p in enumerate(by_place) if p.name in given_names)
+        return Choice(given_nums, given_names)
+
+    def positions(self, args: Sequence[Any]) -> frozenset[int]:
+        """The chosen positions among `args`."""
+        n = len(args)
+        return frozenset([k % n for k in self.nums if -n <= k < n])
+
+    def without_first(self) -> Choice:
+        """The same arguments of a function whose first one is given already."""
+        return Choice(tuple([k - 1 if k > 0 else k for k in self.nums if k]), self.names)
+
+    def keywords(self, kind: str) -> dict[str, Any]:
+        """The same choice as keywords of `jax.jit`."""
+        if not (self.nums or self.names):
+            return {}
+        return {f"{kind}_argnums": self.nums, f"{kind}_argnames": tuple(sorted(self.names))}
+
+    def split(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Static, tuple[Any, ...], dict[str, Any]]:
+        """Takes the chosen arguments of a call for static ones, and the rest."""
+        positions = self.positions(args) if args else ()
+        by_position = tuple([(k, args[k]) for k in sorted(positions)])
+        by_name = tuple([(n, kwargs[n]) for n in sorted(self.names) if n in kwargs])
+        types = tuple([type(value) for _, value in (*by_position, *by_name)])
+        if by_name:
+            kwargs = {k: v for k, v in kwargs.items() if k not in self.names}
+        if by_position:
+            args = tuple([a for k, a in enumerate(args) if k not in positions])
+        return Static(by_position, by_name, types), args, kwargs
+
+
+class Static(NamedTuple):
+    """The static arguments of a call, hashable, to be part of a key."""
+
+    positional: tuple[tuple[int, Any], ...]
+    named: tuple[tuple[str, Any], ...]
+    types: tuple[type, ...]  # 1, 1.0 and True are equal
+
+    def restore(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Puts the static arguments back among the others."""
+        merged = list(args)
+        for k, value in self.positional:
+            merged.insert(k, value)
+        return tuple(merged), {**kwargs, **dict(self.named)}
+
+    def checked(self) -> Static:
+        """These, if they can be static.
+
+        Raises:
+          RefTypeError: if a static argument is or holds a ref.
+          RefValueError: if one can't be hashed.
+        """
+        for place, value in (*self.positional, *self.named):
+            for leaf in jax.tree.leaves(value):
+                if is_ref(leaf):
+                    raise RefTypeError(
+                        f"static argument {place!r} holds {describe(leaf)}: a static argument is "
+                        "part of the compiled program, and a ref changes. Pass it as an ordinary "
+                        "argument"
+                    )
+            try:
+                hash(value)
+            except TypeError:
+                raise RefValueError(
+                    "Non-hashable static arguments are not supported: argument "
+                    f"{place!r} is of type {type(value).__name__}: "
+                    "make it hashable, a tuple for instance, or don't make it static"
+                ) from None
+        return self
+
+
+NO_STATIC = Static((), (), ())
+
+
+def shardings_of_arguments(in_shardings: Any, tree: Any) -> list[Any]:
+    """`in_shardings` for each leaf of the structure of `(args, kwargs)`; those named have none."""
+    args, kwargs = tree.children()
+    prefix = tuple(in_shardings) if isinstance(in_shardings, list) else in_shardings
+    flat = _shardings("in_shardings", prefix, "the positional arguments", args)
+    return [*flat, *[None] * kwargs.num_leaves]
+
+
+def shardings_of_result(out_shardings: Any, tree: Any) -> list[Any]:
+    """`out_shardings` for each leaf of the structure of a result."""
+    return _shardings("out_shardings", out_shardings, "the result", tree)
+
+
+def _shardings(keyword: str, prefix: Any, of: str, tree: Any) -> list[Any]:
+    try:
+        return _jax.broadcast_prefix(prefix, tree)
+    except ValueError:
+        given = jax.tree.structure(prefix, is_leaf=lambda x: x is None)
+        raise RefValueError(
+            f"{keyword} is no pytree prefix of {of}: {given} is given for {tree}. It is one "
+            "sharding for all, or has the same containers as far down as it goes"
+        ) from None
+
+
+def per_leaf(prefix: Any, tree: Any) -> tuple[list[Any], list[tuple[RefView, Any]]]:
+    """One item of a pytree prefix for each leaf of a tree, and the views in it with theirs."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_view)
+    items: list[Any] = []
+    of_views: list[tuple[RefView, Any]] = []
+    for leaf, item in zip(leaves, _jax.broadcast_prefix(prefix, structure), strict=True):
+        if is_view(leaf):
+            of_views.append((leaf, item))
+        items += [item] * (len(jax.tree.leaves(leaf)) if is_view(leaf) else 1)
+    return items, of_views
+
+
+def flags(doing: str, name: str, prefix: Any, tree: Any) -> list[bool]:
+    """A flag for each leaf, from a tree of bools that is a prefix but for the kinds of containers.
+
+    Raises:
+      RefValueError: if it is none.
+    """
+    if isinstance(prefix, bool):
+        return [prefix] * tree.num_leaves
+    given = jax.tree.leaves(prefix, is_leaf=lambda x: x is not prefix)
+    parts = tree.children()
+    is_leaf = jax.tree_util.treedef_is_leaf(tree) and tree.num_leaves == 1
+    if jax.tree_util.all_leaves([prefix]) or is_leaf or len(given) != len(parts):
+        what = f"a value of structure {tree}" if is_leaf else f"{len(parts)} values"
+        raise RefValueError(
+            f"{doing}: {name} has {prefix!r} for {what}: it takes a bool, or a tuple with one for "
+            "each"
+        )
+    return [
+        x for one, part in zip(given, parts, strict=True) for x in flags(doing, name, one, part)
+    ]
+
+
+class Given(NamedTuple):
+    """The arguments of a call, of which those for whose leaves nothing is said stay as they are.
+
+    Attributes:
+      call: of the other leaves, in a list.
+      items: what is said of each of those: an axis, or a spec.
+    """
+
+    call: Call
+    items: list[Any]
+    tree: Any
+    shared: dict[int, Any]
+
+    @staticmethod
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any], items: Sequence[Any]) -> Given:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        shared = {
+            k: _shared(x)
+            for k, (x, item) in enumerate(zip(leaves, items, strict=True))
+            if item is None
+        }
+        said = {k: item for k, item in enumerate(items) if item is not None}
+        return Given(Call.of(([leaves[k] for k in said],), {}), [*said.values()], tree, shared)
+
+    def rebuild(self, refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        [rest], _ = self.call.rebuild(refs, leaves)
+        others = iter(rest)
+        places = range(self.tree.num_leaves)
+        return jax.tree.unflatten(
+            self.tree, [self.shared[k] if k in self.shared else next(others) for k in places]
+        )
+
+
+def _shared(x: Any) -> Any:
+    if not is_ref(x):
+        return x
+    ref = one_name(x)
+    check_ref(ref, "call")
+    return ref
+
+
+def mirrored(tree: Any, items: Iterable[Any]) -> Any:
+    """`items` in the places of leaves: in tuples, where a class might not take them."""
+    rest = iter(items)
+    if (node := tree.node_data()) is None:
+        return next(rest)
+    kind, keys = node
+    parts = [mirrored(part, rest) for part in tree.children()]
+    if kind is dict:
+        return dict(zip(keys, parts, strict=True))
+    return None if kind is type(None) else parts if kind is list else tuple(parts)
+
+
+def without_views(where: str, fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun`, which mustn't return a view: that of a part of a ref would become one of the whole."""
+
+    @functools.wraps(fun)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        result = fun(*args, **kwargs)
+        for x in jax.tree.leaves(result, is_leaf=is_view):
+            if is_view(x):
+                raise RefValueError(
+                    f"{where} returns a view of {describe(x.ref)}: return its value, `view[...]`, "
+                    "or the ref"
+                )
+        return result
+
+    return checked

@@ -1,0 +1,295 @@
+"""The transaction that every wrapper is: trace, discharge, transform and run, write back.
+
+A traced function touches refs that it is given and refs that it closes over. Each distinct one is
+a *slot*; a ref that is both is one slot. What the function does to a slot decides its role:
+written, only read, or idle (then it isn't passed at all).
+
+A wrapper traces the user's function into a `Transaction`, applies JAX's own transformation to its
+pure function `run`, and reads and writes the refs around that with `values` and `commit`, whatever
+they are: handles, or the traced refs of an enclosing transformation. So wrappers nest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import jax
+
+from refs import _jax
+from refs._buffers.several import replaced
+from refs._callbacks.failure import failures_told
+from refs._discharge.cells import Cell
+from refs._discharge.interpreter import Context
+from refs._discharge.program import Program
+from refs._handles import access
+from refs._handles.ref import new_ref
+from refs._tracing.touch_analysis import Touch
+from refs._tracing.trace import (
+    NewRef,
+    Trace,
+    adopt,
+    lookups,
+    neutral_like,
+    other_names,
+    ref_type,
+    result_of,
+    trace,
+)
+from refs.errors import RefValueError
+
+
+class Slot(NamedTuple):
+    """A distinct ref: the `argument`-th given, the `outer`-th closed over, or both."""
+
+    argument: int | None
+    outer: int | None
+    origin: Any
+
+    def ref(self, arguments: Sequence[Any], outers: Sequence[Any]) -> Any:
+        if self.argument is not None:
+            return arguments[self.argument]
+        return outers[self.outer]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+class Transaction:
+    """A traced function as a pure function of state.
+
+    Attributes:
+      traced: the trace.
+      program: its jaxpr and the refs that it closes over.
+      links: for each ref argument: which closed-over ref it is, or None.
+      written: the slots that the function changes, arguments first.
+      read: the slots that it only reads.
+      held: what derivative rules may do to a slot that is given to their function and not touched.
+    """
+
+    def __init__(
+        self,
+        traced: Trace,
+        arguments: Sequence[Any],
+        held: Touch = Touch.NONE,
+        is_differentiated: bool = False,
+    ):
+        self.traced, self.held = traced, held
+        self.program = Program.of(traced.jaxpr, is_differentiated)
+        self.links = links_of(arguments, self.program.refs)
+        self._n_arguments = len(arguments)
+        same = {i: k for i, k in enumerate(self.links) if k is not None}
+        of_outers, of_inputs = self.program.touches(same, held)
+        slots = [
+            (Slot(i, self.links[i], _origin(in_aval)), of_inputs[i])
+            for i, in_aval in enumerate(traced.jaxpr.in_avals[: len(arguments)])
+        ]
+        slots += [
+            (Slot(None, k, _origin(_jax.typeof(ref))), of_outers[k])
+            for k, ref in enumerate(self.program.refs)
+            if k not in same.values()
+        ]
+        self.touch_of = dict(slots)
+        self.written = [slot for slot, kind in slots if kind.changes]
+        self.read = [slot for slot, kind in slots if kind == Touch.READ]
+        self._n_new = len({x for x in traced.out_leaves if isinstance(x, NewRef)})
+
+    @staticmethod
+    def of(
+        fun: Callable[..., Any],
+        arguments: Sequence[Any],
+        leaves: Sequence[Any],
+        rebuild: Any,
+        types: Sequence[Any] | None = None,
+        axis_env: Sequence[tuple[Any, int]] = (),
+        is_differentiated: bool = False,
+    ) -> Transaction:
+        """Traces `fun`. `arguments` are distinct refs, `leaves` the other arguments' leaves.
+
+        `types` are those of the refs inside, if they are not as they are outside.
+        """
+        held = Touch.READ | Touch.WRITE if is_differentiated else Touch.NONE
+        if _is_lane.get():  # What lanes share, they may read.
+            held = Touch.READ
+        outside = [ref_type(r) for r in arguments]
+        types = outside if types is None else types
+        before = lookups()
+        traced = trace(fun, types, leaves, rebuild, axis_env)
+        has_wrappers = lookups() > before
+        t = Transaction(traced, arguments, held, is_differentiated)
+        same = {
+            i: t.program.refs[k]
+            for i, k in enumerate(t.links)
+            if k is not None and types[i] == outside[i]
+        }
+        if not same or not has_wrappers:
+            return t
+
+        # Wrappers inside must see that these are one ref, whichever way they come by it. To JAX
+        # they are two: it takes no ref both as an argument and closed over.
+        def knowing(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+            names.update({id(refs[i]): ref for i, ref in same.items()})
+            return rebuild(refs, leaves)
+
+        with other_names() as names:
+            again = trace(fun, types, leaves, knowing, axis_env)
+            return Transaction(again, arguments, held, is_differentiated)
+
+    def run(
+        self,
+        state: Sequence[Any],
+        constants: Sequence[Any],
+        leaves: Sequence[Any],
+        targets: Sequence[Any] | None = None,
+        is_program: bool = False,
+        captured: Sequence[Any] | None = None,
+    ) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
+        """The pure function: (new state, (array outputs, final values of new refs)).
+
+        State comes first among the outputs: XLA gives an alias to the first output that fits.
+        `targets` are the ref arguments of the call, if it is to be differentiated: what the
+        backward rules of the user's custom derivatives write. `is_program` says that it is run by
+        who asks failed callbacks, by number, what written refs held.
+        """
+        cells = self.cells(self.written, state) | self.cells(self.read, constants)
+        for k, slot in enumerate(self.written):
+            cells[slot].method = self._method(slot)
+            cells[slot].number = k if is_program else None
+        if targets is not None:
+            self.aim(cells, list(self.touch_of), targets)
+        context = Context(differentiated=targets is not None, held=self.held)
+        return self.run_cells(cells, leaves, context, captured)
+
+    @staticmethod
+    def cells(slots: Sequence[Slot], values: Sequence[Any] | None = None) -> dict[Slot, Cell]:
+        """A cell for each of the slots."""
+        values = [None] * len(slots) if values is None else values
+        return {s: Cell(v, s.origin) for s, v in zip(slots, values, strict=True)}
+
+    def aim(self, cells: dict[Slot, Cell], slots: Sequence[Slot], arguments: Sequence[Any]) -> None:
+        """Says which refs the cells of these slots are, for backward rules that touch them."""
+        for slot, ref in zip(slots, self.refs(slots, arguments), strict=True):
+            cells.setdefault(slot, Cell(None, slot.origin)).target = ref
+
+    def run_cells(
+        self,
+        cells: dict[Slot, Cell],
+        leaves: Sequence[Any],
+        context: Context,
+        captured: Sequence[Any] | None = None,
+    ) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
+        """`run`, on cells for the slots that are not idle."""
+        cells = self.cells([s for s in self.touch_of if s not in cells]) | cells
+        of_argument = {s.argument: cell for s, cell in cells.items()}
+        of_outer = {s.outer: cell for s, cell in cells.items()}
+        out = self.program.run(
+            context,
+            [of_outer[k] for k in range(len(self.program.refs))],
+            [*(of_argument[i] for i in range(self._n_arguments)), *leaves],
+            captured,
+        )
+        out = [_jax.as_array(x) for x in out]  # A constant may be a Python scalar still.
+        n_arrays = len(out) - self._n_new
+        return [cells[s].read() for s in self.written], (out[:n_arrays], out[n_arrays:])
+
+    def values(self, slots: Sequence[Slot], arguments: Sequence[Any]) -> list[Any]:
+        """What slots hold now.
+
+        In a lane of `refs.vmap`, a slot that is only accumulated into starts from zeros (ones, if
+        it is multiplied), and `commit` adds what has come together: the lane must not read what it
+        shares with others.
+        """
+        return [
+            neutral_like(ref, method) if (method := self._method(slot)) else access.get(ref)
+            for slot, ref in zip(slots, self.refs(slots, arguments), strict=True)
+        ]
+
+    def commit(self, slots: Sequence[Slot], arguments: Sequence[Any], state: Sequence[Any]) -> None:
+        """Gives written slots their new values."""
+        refs = self.refs(slots, arguments)
+        for slot, ref, value in zip(slots, refs, state, strict=True):
+            if method := self._method(slot):
+                access.accumulate(ref, ..., method, value)
+            else:
+                access.set(ref, ..., value)
+
+    def update(
+        self, arguments: Sequence[Any], body: Callable[[list[Any], list[Any]], tuple[Any, Any]]
+    ) -> Any:
+        """Writes the state that `body(state, constants)` gives, and returns what else it gives.
+
+        At top level nothing comes between: no other thread's call, and no interrupt.
+        """
+        written, read = self.refs(self.written, arguments), self.refs(self.read, arguments)
+        if _jax.at_top_level():
+            with failures_told():
+                return replaced(written, read, body, _jax.can_fail(self.traced.jaxpr))
+        values = self.values(self.written, arguments), self.values(self.read, arguments)
+        state, rest = body(*values)
+        self.commit(self.written, arguments, state)
+        return rest
+
+    def _method(self, slot: Slot) -> str | None:
+        """In a lane: how a slot is accumulated into, if nothing else is done to it."""
+        return self.touch_of[slot].method if _is_lane.get() else None
+
+    def result(self, arrays: Sequence[Any], made: Sequence[Any], arguments: Sequence[Any]) -> Any:
+        """The function's result, from its arrays, the values of its new refs and its arguments."""
+        new = [make(v, origin) for v, origin in zip(made, self.new_origins, strict=True)]
+        return result_of(self.traced.out_tree, self.traced.out_leaves, arrays, arguments, new)
+
+    def per_result(self, prefix: Any) -> tuple[list[Any], list[Any]]:
+        """Of a prefix of the result: what belongs to its arrays, and to its new refs."""
+        return self.of_leaves(_jax.broadcast_prefix(prefix, self.traced.out_tree))
+
+    def of_leaves(self, items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Of items for the leaves of the result: what belongs to its arrays, and its new refs."""
+        markers = self.traced.out_leaves
+        arrays = [x for x, m in zip(items, markers, strict=True) if m is None]
+        made: dict[int, Any] = {}
+        for x, m in zip(items, markers, strict=True):
+            if isinstance(m, NewRef) and made.setdefault(m.position, x) != x:
+                raise RefValueError(
+                    f"a ref that is made inside is returned twice, once for {made[m.position]} and "
+                    f"once for {x}: it becomes one ref. Return it once"
+                )
+        return arrays, [made[k] for k in range(self._n_new)]
+
+    def refs(self, slots: Sequence[Slot], arguments: Sequence[Any]) -> list[Any]:
+        """The refs that slots stand for in a call."""
+        return [s.ref(arguments, self.program.refs) for s in slots]
+
+    @property
+    def new_origins(self) -> list[Any]:
+        """The origins of the refs that the function makes and returns."""
+        found = {x.position: x.origin for x in self.traced.out_leaves if isinstance(x, NewRef)}
+        return [found[k] for k in range(self._n_new)]
+
+
+@contextmanager
+def in_lane() -> Iterator[None]:
+    """While the function that `refs.vmap` maps is traced."""
+    token = _is_lane.set(True)
+    try:
+        yield
+    finally:
+        _is_lane.reset(token)
+
+
+_is_lane: ContextVar[bool] = ContextVar("_is_lane", default=False)
+
+
+def make(value: Any, origin: Any) -> Any:
+    """The ref that a traced function has made and returned, out here."""
+    if _jax.at_top_level():
+        return adopt(jax.numpy.copy(value), origin)
+    return new_ref(value, name=origin.name if origin is not None else None)
+
+
+def links_of(arguments: Sequence[Any], outers: Sequence[Any]) -> tuple[int | None, ...]:
+    """For each argument: which of `outers` it is, or None."""
+    position = {id(ref): k for k, ref in enumerate(outers)}
+    return tuple(position.get(id(a)) for a in arguments)
+
+
+def _origin(aval: Any) -> Any:
+    return getattr(aval, "origin", None)

@@ -1,0 +1,77 @@
+"""`refs.checkpoint`: recompute in the backward pass instead of storing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from refs._tracing.trace import Call
+from refs._transactions.calls import in_transaction
+from refs._transactions.nested import call_over_arrays
+from refs._transactions.signature import Choice, check_callable, flags
+
+
+def checkpoint(
+    fun: Callable[..., Any],
+    *,
+    prevent_cse: bool | Sequence[bool] = True,
+    policy: Callable[..., bool] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+) -> Callable[..., Any]:
+    """Makes `fun` recompute its intermediate values when differentiated. As `jax.checkpoint`.
+
+    What `fun` does to refs happens once, however often it is recomputed.
+
+    Args:
+      fun: a function over refs, which may be anywhere in its arguments, or closed over.
+      prevent_cse: whether XLA is kept from undoing it: a bool, or one for each positional argument,
+        or for parts of them, in tuples or in a tree prefix.
+      policy: which values are stored all the same, one of `jax.checkpoint_policies` for instance.
+      static_argnums: positions of arguments that Python may look at; never refs.
+      static_argnames: names of such arguments.
+
+    Raises:
+      RefTypeError, RefValueError: when called with a ref in a static argument, or with one that
+        can't be hashed; RefValueError also if `prevent_cse` doesn't fit the arguments.
+
+    >>> n = refs.new_ref(jnp.int32(0))
+    >>> @refs.checkpoint
+    ... def layer(x):
+    ...     n[...] += 1
+    ...     return jnp.sin(jnp.sin(x))
+    >>> refs.grad(layer)(0.0), n[...]
+    (Array(1., dtype=float32, weak_type=True), Array(1, dtype=int32))
+    """
+    check_callable("checkpoint", fun)
+    choice = Choice.of(fun, static_argnums, static_argnames)
+
+    @functools.wraps(fun)
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        static, rest, named = choice.split(args, kwargs)
+        static.checked()
+        call = Call.of(rest, named)
+        cse: Any = prevent_cse
+        if not isinstance(cse, bool):
+            kept = [f for k, f in enumerate(cse) if k not in choice.positions(args)]
+            each = flags("checkpoint", "prevent_cse", (tuple(kept), True), call.tree)
+            cse = ([f for f, k in zip(each, call.ref_places, strict=True) if k is None],)
+
+        def inside(refs: list[Any], leaves: list[Any]) -> Any:
+            return call_over_arrays(
+                lambda inner: jax.checkpoint(inner, prevent_cse=cse, policy=policy),
+                fun,
+                static,
+                call._replace(refs=refs, leaves=leaves),
+            )
+
+        settings = (static, call.tree, call.ref_places, policy, str(cse))
+        return in_transaction(inside, call.refs, call.leaves, [fun], settings)
+
+    return checkpointed
+
+
+remat = checkpoint

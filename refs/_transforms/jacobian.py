@@ -1,0 +1,136 @@
+"""`refs.jacfwd`, `refs.jacrev` and `refs.hessian`: whole derivatives of array-valued functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from refs import _jax
+from refs._derivatives.derivative import check_output, derivative
+from refs._derivatives.differentiable import Differentiable
+from refs._derivatives.direct import backward
+from refs._derivatives.inputs import Inputs
+from refs._indexing.sharded import sharded_in_rows
+from refs._transactions.signature import check_callable
+from refs._transforms.vmap import vmap
+
+
+def jacfwd(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+) -> Callable[..., Any]:
+    """Makes a function that evaluates the Jacobian of `fun`, column by column. As `jax.jacfwd`.
+
+    Args:
+      fun: a function over refs that returns arrays.
+      argnums: which positional arguments to differentiate with respect to: arrays, refs (with
+        respect to their contents when the call begins), views and pytrees of them.
+      has_aux: whether `fun` returns a pair, of which the second is auxiliary data.
+      holomorphic: whether `fun` is promised to be holomorphic, of complex variables.
+
+    Returns:
+      A function of `fun`'s arguments: the Jacobian, or `(Jacobian, aux)`. At each leaf of the
+      output it has the structure of the differentiated argument, or is a tuple of them; each array
+      there is of the output's shape followed by the variable's.
+
+    Raises:
+      RefTypeError: when called, if a variable is not real-valued.
+      RefValueError: when called, if a ref is a variable twice.
+      RefEscapeError: when called, if the output holds a ref.
+
+    >>> w = refs.new_ref(jnp.array([1.0, 2.0]))
+    >>> refs.jacfwd(lambda w: w[...] ** 2)(w)
+    Array([[2., 0.],
+           [0., 4.]], dtype=float32)
+    """
+
+    def derive(f: Differentiable, inputs: Inputs) -> Any:
+        columns, aux = f.run(jax.jacfwd(f, has_aux=True, holomorphic=holomorphic))
+        result = f.outputs([inputs.unflatten(column) for column in columns])
+        return (result, aux) if has_aux else result
+
+    return derivative("jacfwd", fun, argnums, has_aux, holomorphic, False, derive)
+
+
+def jacrev(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[..., Any]:
+    """Makes a function that evaluates the Jacobian of `fun`, row by row. As `jax.jacrev`.
+
+    Args, returns, raises: as `jacfwd`; with `allow_int`, variables may be integers, and their
+    Jacobian is zero.
+
+    >>> w = refs.new_ref(jnp.array([1.0, 2.0]))
+    >>> refs.jacrev(lambda w: w[...] ** 2)(w)
+    Array([[2., 0.],
+           [0., 4.]], dtype=float32)
+    """
+
+    def derive(f: Differentiable, inputs: Inputs) -> Any:
+        rows, aux = _row_by_row(f, holomorphic)
+        result = f.outputs([inputs.unflatten(row) for row in rows])
+        return (result, aux) if has_aux else result
+
+    return derivative("jacrev", fun, argnums, has_aux, holomorphic, allow_int, derive)
+
+
+def hessian(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+) -> Callable[..., Any]:
+    """Makes a function that evaluates the Hessian of `fun`. As `jax.hessian`.
+
+    What `fun` writes to refs is written once.
+
+    Args, returns, raises: as `jacfwd`, of which this is the composition with `jacrev`.
+
+    >>> n = refs.new_ref(jnp.int32(0))
+    >>> def f(x):
+    ...     n[...] += 1
+    ...     return x**3
+    >>> refs.hessian(f)(2.0), n[...]
+    (Array(12., dtype=float32, weak_type=True), Array(1, dtype=int32))
+    """
+    check_callable("hessian", fun)
+    inner = jacrev(fun, argnums, has_aux, holomorphic)
+    return jacfwd(inner, argnums, has_aux, holomorphic)
+
+
+def _row_by_row(f: Differentiable, holomorphic: bool) -> tuple[list[Any], Any]:
+    """The rows of each output's Jacobian, and what else the function returns."""
+
+    def pulled(values: list[Any]) -> Any:
+        [*out], pullback, rest = jax.vjp(f, values, has_aux=True)
+        for x in out:
+            check_output("jacrev", x, holomorphic)
+        return values, out, pullback, rest
+
+    values, out, pullback, aux = f.run(pulled)
+    # What a backward rule does to refs, each row does.
+    mapped = vmap if f.has_backward_effects else jax.vmap
+
+    def rows(k: int) -> list[Any]:
+        def row(ct: Any) -> list[Any]:
+            cts = [ct if j == k else jnp.zeros_like(x) for j, x in enumerate(out)]
+            return backward(lambda _, cts: pullback(cts)[0], [], cts, f.has_backward_effects)
+
+        x = out[k]
+        basis = jnp.eye(x.size, dtype=x.dtype).reshape(x.size, *x.shape)
+        basis = _jax.vary_as(sharded_in_rows(basis, x), x)
+        return [
+            _jax.typed_like(r.reshape((*x.shape, *r.shape[1:])), value)
+            for r, value in zip(mapped(row)(basis), values, strict=True)
+        ]
+
+    return [rows(k) for k in range(len(out))], aux

@@ -1,0 +1,343 @@
+"""Loops and branches over refs: those of `jax.lax`, at top level too, with refs and views wherever
+a value may be.
+
+Inside a trace they are JAX's own, which take refs that are closed over. What these add: concrete
+refs at top level (where JAX's `while_loop` hangs, and its `cond` and `scan` take no handle twice),
+the same ref in several places, views, and checks. There is no `associative_scan`: it is of pure
+functions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from refs import _jax
+from refs._handles.access import describe
+from refs._handles.view import is_view
+from refs._tracing.trace import Call, is_ref
+from refs._transactions.calls import in_transaction
+from refs._transforms.vmap import vmap
+from refs.errors import RefTypeError, RefValueError
+
+
+def scan(
+    f: Callable[[Any, Any], Any],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    _split_transpose: bool = False,
+) -> tuple[Any, Any]:
+    """Scans `f` over leading axes. As `jax.lax.scan`, at top level too.
+
+    Args:
+      f: `f(carry, x) -> (carry, y)`, a function over refs.
+      init: the first carry: a pytree of arrays.
+      xs: a pytree of arrays and refs: a step gets their rows. A ref's row is a ref, which reads
+        and writes that row in place.
+      length: the number of steps, if `xs` doesn't say.
+      reverse: whether to begin with the last row.
+      unroll: as in `jax.lax.scan`.
+
+    Returns:
+      The last carry and the stacked `y`s.
+
+    Raises:
+      RefTypeError: if the carry holds a ref, or `xs` a view.
+      RefValueError: if `xs` holds a scalar.
+      RefEscapeError: if `f` returns a ref, or closes over one that is also in `xs`.
+
+    >>> table, total = refs.new_ref(jnp.arange(6).reshape(3, 2)), refs.new_ref(jnp.int32(0))
+    >>> def step(carry, row):
+    ...     row[...] *= 10
+    ...     total[...] += row[0]
+    ...     return carry + 1, None
+    >>> refs.scan(step, 0, table)[0], total[...]
+    (Array(3, dtype=int32, weak_type=True), Array(60, dtype=int32))
+    >>> table[2]
+    Array([40, 50], dtype=int32)
+    """
+    _check_no_refs("scan", "its carry", init)
+    for x in jax.tree.leaves(xs, is_leaf=is_view):
+        if is_view(x):
+            raise RefTypeError(
+                f"scan over a view of {describe(x.ref)}: scan over the ref, or over indices, and "
+                "take the view inside"
+            )
+    _check_rows("scan", xs)
+    call = Call.of((xs,), {})
+    start = Call.of((init,), {})
+
+    def inside(refs: Any, arrays: Any) -> Any:
+        init_leaves, leaves = arrays
+        [first], _ = start.rebuild([], init_leaves)
+
+        @functools.wraps(f)
+        def step(carry: Any, rows: Any) -> Any:
+            [x], _ = call.rebuild(*rows)
+            _jax.name_arguments(f, (carry, x), {}, jax.tree.leaves((carry, rows)))
+            return f(carry, x)
+
+        return lax.scan(step, first, (refs, leaves), length, reverse, unroll, _split_transpose)
+
+    static = (start.tree, call.tree, call.ref_places, length, reverse, unroll, _split_transpose)
+    # A loop in Python, as which it is run under `jax.disable_jit`, can't take a row of a ref.
+    with jax.disable_jit(_jax.is_jit_disabled() and not call.refs):
+        return _run(inside, call.refs, [start.leaves, call.leaves], [f], static)
+
+
+def while_loop(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_val: Any) -> Any:
+    """Repeats `body_fun` while `cond_fun` is true. As `jax.lax.while_loop`, at top level too.
+
+    Both may read and write refs that they close over: `cond_fun` sees what `body_fun` wrote.
+
+    Args:
+      cond_fun: from the carry, a scalar boolean.
+      body_fun: from the carry, the next one.
+      init_val: the first carry: a pytree of arrays.
+
+    Raises:
+      RefTypeError: if the carry holds a ref.
+      RefEscapeError: if `body_fun` returns one.
+
+    >>> n = refs.new_ref(jnp.int32(0))
+    >>> def body(x):
+    ...     n[...] += 1
+    ...     return x * 2
+    >>> refs.while_loop(lambda x: n[...] < 5, body, 1)
+    Array(32, dtype=int32, weak_type=True)
+    """
+    _check_no_refs("while_loop", "its carry", init_val)
+    return _with_arrays(
+        lambda init: lax.while_loop(cond_fun, body_fun, init), init_val, [cond_fun, body_fun]
+    )
+
+
+def fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[[Any, Any], Any],
+    init_val: Any,
+    *,
+    unroll: int | bool | None = None,
+) -> Any:
+    """Repeats `val = body_fun(i, val)`. As `jax.lax.fori_loop`, at top level too.
+
+    Args:
+      lower: the first `i`.
+      upper: the one after the last.
+      body_fun: a function over refs of the index and the carry.
+      init_val: the first carry: a pytree of arrays.
+      unroll: as in `jax.lax.fori_loop`.
+
+    Raises:
+      RefTypeError: if the carry holds a ref.
+      RefEscapeError: if `body_fun` returns one.
+
+    >>> fib = refs.new_ref(jnp.ones(8, jnp.int32))
+    >>> def body(i, _):
+    ...     fib[i] = fib[i - 1] + fib[i - 2]
+    >>> refs.fori_loop(2, 8, body, None)
+    >>> fib
+    Ref([ 1,  1,  2,  3,  5,  8, 13, 21], dtype=int32)
+    """
+    _check_no_refs("fori_loop", "its carry", init_val)
+    # Where the bounds are known it is a scan, with a gradient.
+    if not any(is_ref(x) or isinstance(x, _jax.Tracer) for x in (lower, upper)):
+        return _with_arrays(
+            lambda init: lax.fori_loop(lower, upper, body_fun, init, unroll=unroll),
+            init_val,
+            [body_fun],
+            (lower, upper, unroll),
+        )
+    return _with_arrays(
+        lambda given: lax.fori_loop(given[0], given[1], body_fun, given[2], unroll=unroll),
+        (lower, upper, init_val),
+        [body_fun],
+        unroll,
+    )
+
+
+_NO_OPERAND: Any = object()
+
+
+def cond(
+    pred: Any,
+    true_fun: Callable[..., Any],
+    false_fun: Callable[..., Any],
+    *operands: Any,
+    operand: Any = _NO_OPERAND,
+) -> Any:
+    """Calls one of two functions. As `jax.lax.cond`, at top level too.
+
+    Args:
+      pred: a scalar; anything but zero is true.
+      true_fun: a function over refs of the operands.
+      false_fun: another, with results of the same types.
+      *operands: pytrees of arrays, refs and views, the same ref any number of times.
+      operand: the only operand, by keyword.
+
+    Raises:
+      RefEscapeError: if a branch returns a ref.
+      RefTypeError: if there are operands by position and by keyword.
+
+    JAX's other form, `cond(pred, x, true_fun, y, false_fun)`, is understood, too.
+
+    >>> r = refs.new_ref(jnp.zeros(2))
+    >>> refs.cond(True, lambda r, v: r.set(v), lambda r, v: None, r.at[1], 5.0)
+    >>> r
+    Ref([0., 5.], dtype=float32)
+    """
+    if len(operands) == 2 and callable(false_fun) and callable(operands[1]):
+        if_true, if_false, operands = false_fun, operands[1], (true_fun, operands[0])
+        return cond(pred, lambda x, _: if_true(x), lambda _, y: if_false(y), *operands)
+    operands = _operands(operands, operand)
+    return _branch(_choose_by_truth, pred, [true_fun, false_fun], operands)
+
+
+def _choose_by_truth(pred: Any, branches: Sequence[Callable[..., Any]], operand: Any) -> Any:
+    return lax.cond(pred, *branches, operand)
+
+
+def switch(
+    index: Any,
+    branches: Sequence[Callable[..., Any]],
+    *operands: Any,
+    operand: Any = _NO_OPERAND,
+) -> Any:
+    """Calls one of several functions. As `jax.lax.switch`, at top level too.
+
+    Args:
+      index: a scalar integer, clamped to the branches there are.
+      branches: functions over refs of the operands, with results of the same types.
+      *operands: pytrees of arrays, refs and views, the same ref any number of times.
+      operand: the only operand, by keyword.
+
+    Raises:
+      RefEscapeError: if a branch returns a ref.
+      RefTypeError: if there are operands by position and by keyword.
+
+    >>> r = refs.new_ref(jnp.int32(0))
+    >>> refs.switch(1, [lambda: r.set(10), lambda: r.set(20)])
+    >>> r
+    Ref(20, dtype=int32)
+    """
+    return _branch(lax.switch, index, list(branches), _operands(operands, operand))
+
+
+def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:
+    """Applies `f` to row after row. As `jax.lax.map`, at top level too.
+
+    Args:
+      f: a function over refs.
+      xs: a pytree of arrays and refs, as for `scan`.
+      batch_size: how many rows to apply `f` to at once, with `refs.vmap`, whose rules then hold;
+        0 for all of them. `xs` must be arrays.
+
+    Raises:
+      RefTypeError: if `xs` holds a view, or with `batch_size`, a ref.
+      RefValueError: if `xs` holds a scalar.
+      RefEscapeError: if `f` returns a ref, or closes over one that is also in `xs`.
+
+    >>> seen = refs.new_ref(jnp.int32(0))
+    >>> refs.map(lambda x: seen.at[...].add(x), jnp.arange(4))
+    >>> seen
+    Ref(6, dtype=int32)
+    """
+    leaves = jax.tree.leaves(xs)
+    if batch_size is None or not leaves:  # then JAX says so
+        return scan(lambda _, x: (None, f(x)), None, xs)[1]
+    _check_no_refs("map with batch_size", "xs", xs)
+    _check_rows("map", xs)
+    n = len(leaves[0])
+    whole = n - n % batch_size if batch_size else 0
+
+    def batched(xs: Any) -> Any:
+        if not whole:
+            return vmap(f)(xs)
+        batches = jax.tree.map(
+            lambda x: x[:whole].reshape(whole // batch_size, batch_size, *x.shape[1:]), xs
+        )
+        ys = scan(lambda _, batch: (None, vmap(f)(batch)), None, batches)[1]
+        ys = jax.tree.map(lambda y: y.reshape(whole, *y.shape[2:]), ys)
+        if whole == n:
+            return ys
+        rest = vmap(f)(jax.tree.map(lambda x: x[whole:], xs))
+        return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), ys, rest)
+
+    return _with_arrays(batched, jax.tree.map(jnp.asarray, xs), [])
+
+
+def _operands(operands: tuple[Any, ...], operand: Any) -> tuple[Any, ...]:
+    if operand is _NO_OPERAND:
+        return operands
+    if operands:
+        raise RefTypeError("operands by position and by the keyword `operand`: choose one")
+    return (operand,)
+
+
+def _branch(
+    choose: Callable[[Any, Sequence[Any], Any], Any],
+    index: Any,
+    branches: Sequence[Callable[..., Any]],
+    operands: tuple[Any, ...],
+) -> Any:
+    call = Call.of(operands, {})
+
+    def inside(refs: Any, arrays: Any) -> Any:
+        index, leaves = arrays
+
+        def over_arrays(branch: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+            @functools.wraps(branch)
+            def called(leaves: list[Any]) -> Any:
+                args, _ = call.rebuild(refs, leaves)
+                _jax.name_arguments(branch, args, {}, leaves)
+                return branch(*args)
+
+            return called
+
+        return choose(index, [over_arrays(b) for b in branches], leaves)
+
+    static = (call.tree, call.ref_places, choose)
+    return _run(inside, call.refs, [index, call.leaves], branches, static)
+
+
+def _with_arrays(
+    fun: Callable[[Any], Any], given: Any, functions: Sequence[Any], static: Any = None
+) -> Any:
+    """`fun(given)`, a pytree of arrays, in a transaction."""
+    return _run(lambda refs, arrays: fun(arrays), [], given, functions, static)
+
+
+def _run(
+    fun: Callable[..., Any], refs: Sequence[Any], arrays: Any, functions: Sequence[Any], static: Any
+) -> Any:
+    if _jax.is_jit_disabled() and not _jax.is_staging():
+        return fun(refs, arrays)  # in Python, operation by operation
+    leaves, tree = jax.tree.flatten(arrays)
+
+    def flat(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        return fun(refs, jax.tree.unflatten(tree, leaves))
+
+    return in_transaction(flat, refs, leaves, functions, (static, tree))
+
+
+def _check_no_refs(doing: str, where: str, tree: Any) -> None:
+    for x in jax.tree.leaves(tree):
+        if is_ref(x):
+            raise RefTypeError(
+                f"{doing}: {where} holds {describe(x)}, which stays the same ref: close over it"
+            )
+
+
+def _check_rows(doing: str, xs: Any) -> None:
+    for x in jax.tree.leaves(xs):
+        if isinstance(x, int | float | complex) or getattr(x, "shape", None) == ():
+            raise RefValueError(f"{doing}: xs holds a scalar, which has no rows: close over it")

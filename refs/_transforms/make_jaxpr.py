@@ -1,0 +1,67 @@
+"""`refs.make_jaxpr`: the program over refs that a function is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from refs._tracing.trace import Call, ref_type, result_of, trace
+
+
+def make_jaxpr(
+    fun: Callable[..., Any],
+    static_argnums: int | Sequence[int] = (),
+    axis_env: Sequence[tuple[Any, int]] | None = None,
+    return_shape: bool = False,
+) -> Callable[..., Any]:
+    """Makes a function that returns the effectful jaxpr of `fun`, like `jax.make_jaxpr`.
+
+    Refs may be anywhere in the arguments (the same one several times is one input), closed over
+    (they are among `jaxpr.consts`, or those of an inner call where JAX leaves them there), or
+    returned (the jaxpr returns their final values, if made inside, and nothing otherwise).
+
+    Args:
+      fun: a function of pytrees of arrays and refs.
+      static_argnums: positions of arguments that are no inputs, but part of the program.
+      axis_env: names and sizes of axes that `fun` may use collectives over.
+      return_shape: whether to return a pair, of the jaxpr and the result's shapes and dtypes.
+
+    Returns:
+      A function of `fun`'s arguments that returns a `ClosedJaxpr`: one ref input for each distinct
+      ref argument comes first, then the other leaves in order.
+
+    >>> r = refs.new_ref(jnp.zeros(3))
+    >>> def f(x):
+    ...     r[0] = x
+    >>> refs.make_jaxpr(f)(1.0)
+    { lambda a:Ref{f32[3]}; b:f32[]. let
+        c:f32[] = convert_element_type[new_dtype=float32 weak_type=False] b
+        a[0] <- c
+      in () }
+    """
+
+    nums = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        n = len(args)
+        static = {k % n: args[k] for k in nums if -n <= k < n}
+        rest = tuple(a for k, a in enumerate(args) if k not in static)
+        call = Call.of(rest, kwargs, runs=False)
+
+        def rebuild(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+            given, kwargs = call.rebuild(refs, leaves)
+            others = iter(given)
+            return [static[k] if k in static else next(others) for k in range(n)], kwargs
+
+        types = [ref_type(r) for r in call.refs]
+        jaxpr, out_tree, markers = trace(fun, types, call.leaves, rebuild, axis_env or ())
+        if not return_shape:
+            return jaxpr
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.out_avals]
+        n_arrays = sum(marker is None for marker in markers)
+        made_inside = [s.update(is_ref=True) for s in shapes[n_arrays:]]
+        return jaxpr, result_of(out_tree, markers, shapes[:n_arrays], call.refs, made_inside)
+
+    return made

@@ -1,0 +1,192 @@
+"""`refs.shard_map`: a function over refs, on every device's shard of them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence, Set
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from refs import _jax
+from refs._handles.access import describe
+from refs._handles.ref_type import RefType
+from refs._tracing.trace import Call, is_ref, ref_type
+from refs._transactions.calls import in_transaction
+from refs._transactions.devices import devices_told
+from refs._transactions.signature import Given, check_callable, per_leaf, without_views
+from refs._transactions.transaction import Slot, Transaction
+from refs.errors import RefTypeError, RefValueError
+
+# JAX's marker for specs that aren't given has no public name in all versions.
+INFER = inspect.signature(jax.shard_map).parameters["in_specs"].default
+
+
+def shard_map(
+    f: Callable[..., Any] | None = None,
+    /,
+    *,
+    out_specs: Any,
+    in_specs: Any = INFER,
+    mesh: Any = None,
+    axis_names: Set[Any] = frozenset(),
+    check_vma: bool = True,
+) -> Callable[..., Any]:
+    """Maps a function over the shards of refs and arrays. As `jax.shard_map`.
+
+    A ref for which `in_specs` has a `PartitionSpec` is, inside, the device's shard of it, to read
+    and to write. A ref that is closed over is whole on every device (its spec is `P()`): what is
+    written to it must be the same on every device, a `jax.lax.psum` for instance.
+
+    Args:
+      f: the function of one device's shards. Without it, `shard_map` is a decorator.
+      out_specs: how the results are put together, as a pytree prefix. A ref that `f` makes and
+        returns becomes a ref of all the devices' contents.
+      in_specs: how the arguments are split, as a pytree prefix. Without it, as they are already,
+        on a mesh of which every axis is `Explicit`. What it has None for, `f` gets as it is.
+      mesh: the devices; without it, the mesh of `jax.set_mesh`.
+      axis_names: the axes of the mesh that `f` is mapped over, if not all.
+      check_vma: whether to check that what `out_specs` and refs take for the same on every device
+        is.
+
+    Returns:
+      The mapped function. At top level JAX runs it operation by operation, which is slow: put a
+      `refs.jit` around it.
+
+    Raises:
+      RefTypeError: when called, if the spec of a ref is none, or a view is split.
+      RefValueError: when called, if a ref is split in two ways, or is split and closed over; or if
+        what is written to a ref varies over axes that its spec doesn't name; or if a ref lies on
+        a single device, and JAX doesn't move it to those of the mesh.
+
+    >>> mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    >>> P = jax.sharding.PartitionSpec
+    >>> x, total = refs.new_ref(jnp.arange(4.0)), refs.new_ref(jnp.zeros(()))
+    >>> @refs.shard_map(mesh=mesh, in_specs=P("d"), out_specs=None)
+    ... def step(x):
+    ...     x[...] *= 2
+    ...     total[...] += jax.lax.psum(x[...].sum(), "d")
+    >>> step(x)
+    >>> x, total
+    (Ref([0., 2., 4., 6.], dtype=float32), Ref(12., dtype=float32))
+    """
+    options: dict[str, Any] = {"mesh": mesh, "axis_names": axis_names, "check_vma": check_vma}
+    if f is None:
+        return functools.partial(shard_map, out_specs=out_specs, in_specs=in_specs, **options)
+
+    check_callable("shard_map", f)
+    shard_fun = without_views("a function under shard_map", f)
+
+    @functools.wraps(f)
+    def mapped(*args: Any) -> Any:
+        is_inferred = in_specs is INFER
+        specs = _leaf_specs(PartitionSpec() if is_inferred else in_specs, args)
+        given = Given.of(args, {}, specs)
+        call = given.call
+        of_refs, of_leaves = _split(call, None if is_inferred else given.items)
+
+        def sharded(body: Any, out_specs: Any, *in_specs: Any) -> Any:
+            in_specs = INFER if is_inferred else in_specs
+
+            def named(*given: Any) -> Any:
+                return body(*given)
+
+            named.__name__ = _jax.fun_name(f)  # JAX's errors name the user's function.
+            return jax.shard_map(named, in_specs=in_specs, out_specs=out_specs, **options)
+
+        touched = [*call.refs]
+
+        def inside(refs: Any, leaves: Any) -> Any:
+            # What `f` touches, and what of it is whole, is known once it has been traced on the
+            # shards' types; only then can JAX be told the specs of the state.
+            found: list[Transaction] = []
+
+            def probe(refs_inside: Any, leaves: Any) -> None:
+                types = [
+                    RefType.of(_jax.AbstractRef(_jax.typeof(x)), ref_type(r).origin)
+                    for x, r in zip(refs_inside, refs, strict=True)
+                ]
+                found.append(Transaction.of(shard_fun, refs, leaves, given.rebuild, types))
+
+            jax.eval_shape(
+                sharded(probe, None, of_refs, of_leaves), [_array_type(r) for r in refs], leaves
+            )
+            [t] = found
+            touched.extend(t.program.refs)
+            spec_of = {s: _slot_spec(s, of_refs, refs) for s in t.touch_of}
+            state_specs = [spec_of[s] for s in t.written]
+            run = sharded(
+                t.run,
+                (state_specs, t.per_result(out_specs)),
+                state_specs,
+                [spec_of[s] for s in t.read],
+                of_leaves,
+            )
+            arrays, made = t.update(refs, lambda *held: run(*held, leaves))
+            return t.result(arrays, made, refs)
+
+        with devices_told(f"shard_map of `{getattr(f, '__name__', f)}`", touched):
+            return in_transaction(inside, call.refs, call.leaves)
+
+    return mapped
+
+
+def _leaf_specs(in_specs: Any, args: tuple[Any, ...]) -> list[Any]:
+    """The spec of each leaf of a call."""
+    try:
+        specs, of_views = per_leaf(in_specs, args)
+    except ValueError as error:
+        raise RefValueError(
+            f"shard_map: in_specs={in_specs} doesn't fit the {len(args)} arguments: it must be a "
+            "PartitionSpec, or a tuple with an entry for each, of which every one is a prefix of "
+            "the argument's structure"
+        ) from error
+    for view, spec in of_views:
+        if spec != PartitionSpec():
+            raise RefTypeError(
+                f"shard_map: in_specs has {spec} for a view of {describe(view.ref)}: pass the ref, "
+                "and take the view of a shard inside"
+            )
+    for x, spec in zip(jax.tree.leaves(args), specs, strict=True):
+        if is_ref(x) and not isinstance(spec, PartitionSpec):
+            raise RefTypeError(
+                f"shard_map: in_specs has {spec!r} for {describe(x)}: it takes a PartitionSpec"
+            )
+    return specs
+
+
+def _split(call: Call, specs: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
+    """The specs of a call's refs, and of its other leaves."""
+    if specs is None:
+        return [ref_type(r).sharding.spec for r in call.refs], []
+    of_refs: dict[int, Any] = {}
+    of_leaves: list[Any] = []
+    for place, spec in zip(call.ref_places, specs, strict=True):
+        if place is None:
+            of_leaves.append(spec)
+            continue
+        ref = call.refs[place]
+        if of_refs.setdefault(place, spec) != spec:
+            raise RefValueError(
+                f"shard_map: {describe(ref)} is passed twice, with specs {of_refs[place]} and "
+                f"{spec}: each device has one shard of it"
+            )
+    return [of_refs[k] for k in range(len(call.refs))], of_leaves
+
+
+def _slot_spec(slot: Slot, of_refs: Sequence[Any], refs: Sequence[Any]) -> Any:
+    if slot.argument is None:
+        return PartitionSpec()
+    spec = of_refs[slot.argument]
+    if slot.outer is not None and any(axis is not None for axis in spec):
+        raise RefValueError(
+            f"shard_map over {describe(refs[slot.argument])}, which the function also closes over: "
+            "that would be the whole ref, on every device. Use the argument only"
+        )
+    return spec
+
+
+def _array_type(ref: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(ref.shape, ref.dtype, sharding=ref_type(ref).sharding)
