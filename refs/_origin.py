@@ -1,4 +1,4 @@
-"""Where in the user's code something happened, remembered cheaply."""
+"""Who a ref is, for messages, and where in the user's code something happened."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dis
 import os
 import sys
 from types import CodeType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -22,6 +22,27 @@ class Site(NamedTuple):
 
     def __str__(self) -> str:
         return f"{os.path.basename(self.code.co_filename)}:{self.line}"
+
+
+class Origin:
+    """Who a ref is, for messages: its name and the line that made it."""
+
+    __slots__ = ("name", "site")
+
+    def __init__(self, name: str | None, site: Site | None):
+        self.name, self.site = name, site
+
+    def describe(self) -> str:
+        named = f"ref `{self.name}`" if self.name else "a ref"
+        return f"{named} (created at {self.site})" if self.site else named
+
+
+UNKNOWN = Origin(None, None)
+
+
+def origin_of(aval: Any) -> Origin:
+    """That in a ref's type: of one of JAX's own, and of anything else, UNKNOWN."""
+    return getattr(aval, "origin", UNKNOWN)
 
 
 def user_site() -> Site | None:

@@ -34,7 +34,7 @@ LAYERS = [
     ["_handles.members"],
     ["_handles.ref_type"],
     ["_handles.ref"],
-    ["_handles.absent"],
+    ["_handles.absent", "_handles.predicates"],
     ["_tracing", "_tracing.touch", "_tracing.weak_memo"],
     ["_tracing.trace", "_tracing.touch_analysis"],
     ["_tracing.derivative_rules"],

@@ -19,8 +19,9 @@ from refs._derivatives.inputs import Inputs
 from refs._discharge.op_by_op import OpByOp
 from refs._handles import access
 from refs._handles.access import describe
+from refs._handles.predicates import is_ref
 from refs._inplace.in_place import in_place
-from refs._tracing.trace import NewRef, PartlyKnown, advised, is_ref, result_of, strip_refs
+from refs._tracing.trace import NewRef, PartlyKnown, advised, result_of, strip_refs
 from refs._transactions.calls import has_loops, run
 from refs._transactions.transaction import make
 from refs.errors import RefStateError

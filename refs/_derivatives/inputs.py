@@ -16,9 +16,10 @@ import numpy as np
 
 from refs import _jax
 from refs._handles.access import check_ref, describe, get
-from refs._handles.view import RefView, is_view
+from refs._handles.predicates import is_ref, is_view
+from refs._handles.view import RefView
 from refs._indexing.index import Index
-from refs._tracing.trace import is_ref, one_name, unique
+from refs._tracing.trace import one_name, unique
 from refs._transactions.signature import dtype_of
 from refs.errors import RefTypeError, RefValueError
 

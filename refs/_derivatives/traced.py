@@ -9,6 +9,7 @@ from typing import Any
 from refs._derivatives.differentiable import Differentiable, as_variable, returning_pair
 from refs._derivatives.inputs import Inputs
 from refs._handles.access import describe
+from refs._origin import UNKNOWN
 from refs._tracing.derivative_rules import has_custom_vjp
 from refs._tracing.trace import NewRef, PartlyKnown, zeros_like
 from refs._transactions.transaction import Slot, Transaction
@@ -108,5 +109,5 @@ def _with_known_aux(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 def _described(marker: Any, inputs: Inputs) -> str:
     if isinstance(marker, NewRef):
-        return marker.origin.describe() if marker.origin is not None else "a ref made inside"
+        return "a ref made inside" if marker.origin is UNKNOWN else marker.origin.describe()
     return describe(marker.ref if hasattr(marker, "ref") else inputs.refs[marker.position])

@@ -8,6 +8,7 @@ from jax import lax
 
 from refs import _jax
 from refs._indexing.sharded import sharded_like
+from refs._origin import UNKNOWN, Origin
 from refs.errors import RefStateError
 
 
@@ -32,7 +33,7 @@ class Cell:
     )
 
     def __init__(
-        self, value: Any, origin: Any = None, sealed: str | None = None, target: Any = None
+        self, value: Any, origin: Origin = UNKNOWN, sealed: str | None = None, target: Any = None
     ):
         self._value = value
         self.origin = origin
@@ -45,7 +46,7 @@ class Cell:
         self.number: int | None = None
 
     def describe(self) -> str:
-        return self.origin.describe() if self.origin is not None else "a ref"
+        return self.origin.describe()
 
     def end(self, doing: str, how: str) -> None:
         """Ends the ref, which only the function that made it can do: others run many times."""

@@ -17,8 +17,9 @@ from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.registry import Rule, rule_for
 from refs._handles.access import describe
+from refs._handles.predicates import is_ref
 from refs._tracing import touch_analysis
-from refs._tracing.trace import AbstractArgument, is_ref
+from refs._tracing.trace import AbstractArgument
 from refs.errors import MissingRuleError
 
 

@@ -10,6 +10,7 @@ from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.program import Program
+from refs._origin import origin_of
 from refs.errors import RefTypeError
 
 
@@ -40,7 +41,7 @@ def discharge(closed_jaxpr: Any) -> Any:
     def pure(ref_values: list[Any], inputs: list[Any]) -> list[Any]:
         cells = [Cell(v, _origin(r)) for v, r in zip(ref_values, program.refs, strict=True)]
         args = [
-            Cell(x, getattr(aval, "origin", None)) if _jax.is_ref_type(aval) else x
+            Cell(x, origin_of(aval)) if _jax.is_ref_type(aval) else x
             for x, aval in zip(inputs, in_avals, strict=True)
         ]
         out = program.run(Context(), cells, args)
@@ -57,7 +58,7 @@ def discharge(closed_jaxpr: Any) -> Any:
 
 
 def _origin(ref: Any) -> Any:
-    return getattr(_jax.typeof(ref), "origin", None)
+    return origin_of(_jax.typeof(ref))
 
 
 def _array_type(aval: Any) -> Any:

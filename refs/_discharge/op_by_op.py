@@ -25,10 +25,12 @@ from refs._discharge.late_rules import is_open
 from refs._discharge.program import Program
 from refs._discharge.recurring import call, made_of
 from refs._handles import access
+from refs._handles.predicates import is_ref
 from refs._handles.ref_type import RefType
+from refs._origin import origin_of
 from refs._tracing.derivative_rules import has_custom_vjp, touched_by_rules
 from refs._tracing.touch_analysis import Touch
-from refs._tracing.trace import AbstractArgument, is_ref, ref_type
+from refs._tracing.trace import AbstractArgument, ref_type
 from refs.errors import RefEscapeError
 
 
@@ -59,7 +61,7 @@ class OpByOp(_jax.Trace):
 
     def open(self, ref: Any, value: Any) -> None:
         """Says what a ref from outside holds at first."""
-        cell = Cell(value, getattr(_jax.typeof(ref), "origin", None), target=ref)
+        cell = Cell(value, origin_of(_jax.typeof(ref)), target=ref)
         self._opened[id(ref)] = _Opened(ref, cell, value)
 
     def make(self, value: Any, origin: Any) -> RefTracer:
@@ -73,7 +75,7 @@ class OpByOp(_jax.Trace):
     def cell_of(self, ref: Any) -> Cell:
         """What a ref is in here."""
         if self.has_made(ref):
-            ref.cell.origin = getattr(ref.aval, "origin", None)  # JAX has made it without one.
+            ref.cell.origin = origin_of(ref.aval)  # JAX has made it without one.
             return ref.cell
         if self.is_guard:
             raise TouchedError(ref)

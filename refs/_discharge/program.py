@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.lanes import Lanes, Sum
 from refs._handles import access
+from refs._handles.predicates import is_ref
 from refs._lanes.variance import Contents
+from refs._origin import origin_of
 from refs._tracing import derivative_rules, touch_analysis
 from refs._tracing.touch_analysis import Touch
-from refs._tracing.trace import is_ref, one_name, unique
+from refs._tracing.trace import one_name, unique
 
 
 class Program(NamedTuple):
@@ -108,7 +111,7 @@ def run_in_lanes(
     `arrays` stand for the other constants.
     """
     touches, _ = program.touches({}, Touch.READ)
-    origins = [getattr(ref, "origin", None) for ref in refs]
+    origins = [origin_of(_jax.typeof(ref)) for ref in refs]
     contents = [Contents(o, False, touch) for o, touch in zip(origins, touches, strict=True)]
     variance = lanes.variance.again()
     variance.run(program.jaxpr, program.by_identity(contents), [True] * len(inputs))

@@ -8,9 +8,9 @@ import jax
 
 from refs import _jax
 from refs._handles.ref import Ref
-from refs._handles.ref_type import Origin, RefType
+from refs._handles.ref_type import RefType
 from refs._indexing.sharded import layout
-from refs._origin import user_site
+from refs._origin import Origin, user_site
 
 
 class Absent(Ref):

@@ -17,7 +17,7 @@ from refs._indexing.index import Index
 from refs._indexing.sharded import sharded_as_part
 from refs._indexing.syntax import Span
 from refs._indexing.values import fit, is_enabled
-from refs._origin import is_raised_by_jax, user_site
+from refs._origin import is_raised_by_jax, origin_of, user_site
 from refs.errors import RefError, RefEscapeError, RefStateError, RefTypeError, RefValueError
 
 
@@ -55,8 +55,7 @@ def check_ref(ref: Any, doing: str) -> Any:
 
 def describe(ref: Any) -> str:
     """The ref's name and birthplace, for messages."""
-    origin = getattr(_jax.typeof(ref), "origin", None)
-    return origin.describe() if origin is not None else "a ref"
+    return origin_of(_jax.typeof(ref)).describe()
 
 
 class blamed:

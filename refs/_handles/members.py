@@ -18,6 +18,7 @@ import numpy as np
 
 from refs import _jax
 from refs._handles import access
+from refs._origin import origin_of
 from refs.errors import RefTypeError
 
 
@@ -65,8 +66,7 @@ def nbytes(ref: Any) -> int:
 
 def name(ref: Any) -> str | None:
     """The name given to `new_ref`, which messages use."""
-    origin = getattr(_jax.typeof(ref), "origin", None)
-    return origin.name if origin is not None else None
+    return origin_of(_jax.typeof(ref)).name
 
 
 def iterate(ref: Any) -> Iterator[jax.Array]:

@@ -17,11 +17,11 @@ import numpy as np
 from refs import _jax
 from refs._buffers import exchange
 from refs._handles import access, members
-from refs._handles.ref_type import Origin, RefType
+from refs._handles.ref_type import RefType
 from refs._handles.view import ViewMaker
 from refs._indexing.sharded import layout
 from refs._indexing.syntax import as_tuple
-from refs._origin import user_site
+from refs._origin import Origin, user_site
 from refs.errors import RefStateError, RefTypeError, RefValueError
 
 
@@ -200,11 +200,6 @@ def _unpickled(value: np.ndarray, name: str | None) -> Ref:
 _jax.register_handle(Ref, lambda handles: [_jax.wrap_keys(h._buffer(), h._dtype) for h in handles])
 
 
-def is_concrete(x: Any) -> bool:
-    """True for a handle, ours or JAX's, False for a traced ref and anything else."""
-    return isinstance(x, _jax.NativeRef) and not isinstance(x, _jax.Tracer)
-
-
 def new_ref(
     init_val: Any,
     *,
@@ -316,8 +311,8 @@ def freeze(ref: Any) -> jax.Array:
     refs.errors.RefStateError: use of a ref (created at ...), which was frozen at ...
     """
     access.check_ref(ref, "freeze")
-    if not is_concrete(ref):
-        return _jax.freeze(ref)
+    if isinstance(ref, _jax.Tracer):
+        return _jax.freeze(ref)  # type: ignore[arg-type]
     _check_not_tracing(ref, "freeze")
     return _end(ref, "was frozen") if isinstance(ref, Ref) else _jax.freeze(ref)
 
@@ -329,8 +324,8 @@ def free_ref(ref: Any) -> None:
       RefStateError: if the ref has ended already, or outlives the trace in which it is freed.
     """
     access.check_ref(ref, "free_ref")
-    if not is_concrete(ref):
-        _jax.free_ref(ref)
+    if isinstance(ref, _jax.Tracer):
+        _jax.free_ref(ref)  # type: ignore[arg-type]
         return
     _check_not_tracing(ref, "free_ref")
     buffer = _end(ref, "was freed") if isinstance(ref, Ref) else ref._refs._buf
@@ -357,7 +352,7 @@ def _adopt(ref: Any, origin: Origin) -> Any:
     return _jax.retype(ref, lambda aval: RefType.of(aval, origin))
 
 
-def _strong(aval: Any, origin: Origin | None) -> RefType:
+def _strong(aval: Any, origin: Origin) -> RefType:
     return RefType(aval.inner_aval.update(weak_type=False), aval.memory_space, aval.kind, origin)
 
 

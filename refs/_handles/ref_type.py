@@ -9,21 +9,8 @@ from refs import _jax
 from refs._handles import access, members
 from refs._handles.view import ViewMaker
 from refs._indexing.syntax import as_tuple
-from refs._origin import Site
+from refs._origin import UNKNOWN, Origin
 from refs.errors import RefTypeError
-
-
-class Origin:
-    """Who a ref is, for messages: its name and the line that made it."""
-
-    __slots__ = ("name", "site")
-
-    def __init__(self, name: str | None, site: Site | None):
-        self.name, self.site = name, site
-
-    def describe(self) -> str:
-        named = f"ref `{self.name}`" if self.name else "a ref"
-        return f"{named} (created at {self.site})" if self.site else named
 
 
 class RefType(_jax.AbstractRef):
@@ -36,7 +23,11 @@ class RefType(_jax.AbstractRef):
     __slots__ = ("_hash", "origin")
 
     def __init__(
-        self, inner_aval: Any, memory_space: Any = None, kind: Any = None, origin: Any = None
+        self,
+        inner_aval: Any,
+        memory_space: Any = None,
+        kind: Any = None,
+        origin: Origin = UNKNOWN,
     ):
         super().__init__(inner_aval, memory_space, kind)
         self.origin = origin
@@ -47,7 +38,7 @@ class RefType(_jax.AbstractRef):
         return RefType.of(super().update(inner_aval, memory_space, kind), self.origin)
 
     @staticmethod
-    def of(aval: Any, origin: Origin | None = None) -> RefType:
+    def of(aval: Any, origin: Origin = UNKNOWN) -> RefType:
         return RefType(aval.inner_aval, aval.memory_space, aval.kind, origin)
 
     def to_tangent_aval(self) -> RefType:
@@ -71,7 +62,7 @@ class RefType(_jax.AbstractRef):
     def str_short(self, short_dtypes: bool = False, mesh_axis_types: bool = False) -> str:
         # Jaxprs are printed with short dtypes, JAX's error messages without: there, say which ref.
         text = super().str_short(short_dtypes, mesh_axis_types)
-        if self.origin is None or short_dtypes:
+        if self.origin is UNKNOWN or short_dtypes:
             return text
         return f"{text}, {self.origin.describe()}"
 
@@ -90,9 +81,8 @@ class RefType(_jax.AbstractRef):
 
 
 def _refuse_placement(aval: Any) -> Any:
-    named = aval.origin.describe() if aval.origin is not None else "a ref"
     raise RefTypeError(
-        f"{named} where `jax.device_put` takes an array; `jax.debug.print` and "
+        f"{aval.origin.describe()} where `jax.device_put` takes an array; `jax.debug.print` and "
         "`jax.debug.callback` call it outside of traced functions: give them the value, `ref[...]`"
     )
 

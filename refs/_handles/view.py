@@ -277,10 +277,6 @@ class RefView:
         return view
 
 
-def is_view(x: Any) -> bool:
-    return isinstance(x, RefView)
-
-
 class _Array:
     """Stands in a view's structure where an array stands in its index."""
 

@@ -10,9 +10,9 @@ import jax
 
 from refs import _jax
 from refs._discharge import discharge
+from refs._handles.predicates import is_ref
 from refs._inplace import run_in_place
 from refs._tracing import touch_analysis
-from refs._tracing.trace import is_ref
 from refs.errors import RefTypeError
 
 

@@ -16,10 +16,11 @@ import jax
 
 from refs import _jax
 from refs._callbacks.held_refs import calls_host
+from refs._handles.predicates import is_ref
 from refs._inplace.in_place import call_in_place
 from refs._jit.executable import OtherTypes
 from refs._tracing.touch_analysis import Touch, uses_refs
-from refs._tracing.trace import Trace, advised, is_ref, strip_refs
+from refs._tracing.trace import Trace, advised, strip_refs
 from refs._transactions.signature import Choice
 from refs._transactions.transaction import Transaction
 

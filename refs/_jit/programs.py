@@ -14,6 +14,7 @@ import jax
 from refs import _jax
 from refs._buffers.handles import is_ours, sharding_of
 from refs._handles.access import check_ref
+from refs._handles.predicates import is_ref
 from refs._handles.ref import Ref
 from refs._jit.dispatch import NoForm, dispatcher
 from refs._jit.entry import Entry
@@ -21,7 +22,7 @@ from refs._jit.executable import Options
 from refs._jit.plain import Held, Plain
 from refs._jit.stages import Lowered, Traced
 from refs._jit.ways import carefully, prepare
-from refs._tracing.trace import Call, Trace, is_ref, ref_type
+from refs._tracing.trace import Call, Trace, ref_type
 from refs._tracing.weak_memo import WeakMemo
 from refs._transactions.calls import in_transaction
 from refs._transactions.nested import call_inside

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from refs._jit.ways import carefully
+from refs._origin import UNKNOWN
 from refs.errors import RefTypeError
 
 _Known = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, list[Any]]"]
@@ -57,8 +58,10 @@ class Traced(_Stage):
         """
         if _private_parameters is not None and not self._entry.is_plain:
             t = self._entry.transaction
-            origin = next((s.origin for s in (*t.written, *t.read) if s.origin), None)
-            used = origin.describe() if origin else "refs"
+            origin = next(
+                (s.origin for s in (*t.written, *t.read) if s.origin is not UNKNOWN), UNKNOWN
+            )
+            used = "refs" if origin is UNKNOWN else origin.describe()
             raise RefTypeError(
                 f"jax.export of `{self._entry.name}`, which uses {used}: an exported program is "
                 "called where there are no refs. Export the function of their values, "

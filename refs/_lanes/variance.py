@@ -19,6 +19,7 @@ import jax
 from jax import lax
 
 from refs import _jax
+from refs._origin import origin_of
 from refs._tracing.touch_analysis import Touch, inner_calls, touches_of, used
 from refs.errors import RefValueError
 
@@ -177,7 +178,7 @@ class Variance:
 
     def _make(self, eqn: Any, varies: bool) -> Contents:
         """A ref of the lane's own: the same in every pass over a loop's body."""
-        origin = getattr(eqn.outvars[0].aval, "origin", None)
+        origin = origin_of(eqn.outvars[0].aval)
         made = self._made.setdefault(id(eqn), Contents(origin, varies))
         made.varies |= varies
         return made
@@ -224,7 +225,7 @@ class Variance:
         methods = ref.shared.methods if ref.shared is not None else []
         if len(methods) > 1 and ref.shared is not None and not ref.shared & _ORDERED:
             what = f"`{'` besides `'.join(methods)}` of"
-        named = ref.origin.describe() if ref.origin is not None else "a ref"
+        named = ref.origin.describe()
         raise RefValueError(
             f"vmap: {what} {named} at {_jax.user_line(eqn)}: all lanes share it, so after the map "
             f"it would depend on the order of the {self._size} lanes. Map it (`in_axes`), only "

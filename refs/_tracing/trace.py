@@ -18,10 +18,11 @@ import jax
 from refs import _jax
 from refs._handles import access
 from refs._handles.absent import present_or_absent
-from refs._handles.ref import Ref, is_concrete
+from refs._handles.predicates import is_concrete, is_ref
+from refs._handles.ref import Ref
 from refs._handles.ref_type import RefType
 from refs._indexing.values import neutral_of, zeros_of
-from refs._origin import is_raised_by_jax
+from refs._origin import is_raised_by_jax, origin_of
 from refs.errors import RefError, RefEscapeError, RefTypeError, RefValueError
 
 
@@ -33,13 +34,6 @@ class AbstractArgument:
 
 
 _jax.register_type_of(AbstractArgument, lambda spec: spec.aval)
-
-
-def is_ref(x: Any) -> bool:
-    """True for any ref: a handle, ours or JAX's, or a traced one."""
-    # Asked of every leaf of every call, and JAX's own answer takes a microsecond.
-    kind = type(x)
-    return kind is Ref or (kind is not _jax.ArrayImpl and isinstance(x, _jax.NativeRef))
 
 
 def ref_type(ref: Any) -> RefType:
@@ -227,7 +221,7 @@ def strip_refs(
             markers.append(OuterRef(x))
         else:
             if id(x) not in new:
-                marker = NewRef(len(new), getattr(_jax.typeof(x), "origin", None))
+                marker = NewRef(len(new), origin_of(_jax.typeof(x)))
                 new[id(x)] = (marker, access.get(x))
             markers.append(new[id(x)][0])
     return arrays, markers, [value for _, value in new.values()]

@@ -11,8 +11,9 @@ import jax
 
 from refs import _jax
 from refs._handles.access import check_ref, describe
-from refs._handles.view import RefView, is_view
-from refs._tracing.trace import Call, is_ref, one_name
+from refs._handles.predicates import is_ref, is_view
+from refs._handles.view import RefView
+from refs._tracing.trace import Call, one_name
 from refs.errors import RefTypeError, RefValueError
 
 

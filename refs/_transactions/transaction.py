@@ -26,6 +26,7 @@ from refs._discharge.interpreter import Context
 from refs._discharge.program import Program
 from refs._handles import access
 from refs._handles.ref import new_ref
+from refs._origin import origin_of
 from refs._tracing.touch_analysis import Touch
 from refs._tracing.trace import (
     NewRef,
@@ -80,11 +81,11 @@ class Transaction:
         same = {i: k for i, k in enumerate(self.links) if k is not None}
         of_outers, of_inputs = self.program.touches(same, held)
         slots = [
-            (Slot(i, self.links[i], _origin(in_aval)), of_inputs[i])
+            (Slot(i, self.links[i], origin_of(in_aval)), of_inputs[i])
             for i, in_aval in enumerate(traced.jaxpr.in_avals[: len(arguments)])
         ]
         slots += [
-            (Slot(None, k, _origin(_jax.typeof(ref))), of_outers[k])
+            (Slot(None, k, origin_of(_jax.typeof(ref))), of_outers[k])
             for k, ref in enumerate(self.program.refs)
             if k not in same.values()
         ]
@@ -282,14 +283,10 @@ def make(value: Any, origin: Any) -> Any:
     """The ref that a traced function has made and returned, out here."""
     if _jax.at_top_level():
         return adopt(jax.numpy.copy(value), origin)
-    return new_ref(value, name=origin.name if origin is not None else None)
+    return new_ref(value, name=origin.name)
 
 
 def links_of(arguments: Sequence[Any], outers: Sequence[Any]) -> tuple[int | None, ...]:
     """For each argument: which of `outers` it is, or None."""
     position = {id(ref): k for k, ref in enumerate(outers)}
     return tuple(position.get(id(a)) for a in arguments)
-
-
-def _origin(aval: Any) -> Any:
-    return getattr(aval, "origin", None)

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import jax
 
 from refs._discharge.op_by_op import TouchedError, guarding
-from refs._tracing.trace import is_ref
+from refs._handles.predicates import is_ref
 
 # What a trace can't do and a run can, with what isn't mapped.
 NEEDS_VALUES = (

@@ -10,9 +10,10 @@ import jax
 from refs import _jax
 from refs._callbacks.failure import failures_told
 from refs._handles.access import describe
+from refs._handles.predicates import is_ref
 from refs._handles.ref_type import RefType
 from refs._tracing.touch_analysis import Touch
-from refs._tracing.trace import Call, is_ref, result_of, trace
+from refs._tracing.trace import Call, result_of, trace
 from refs._transactions.transaction import Slot, Transaction
 from refs.errors import RefEscapeError, RefStateError, RefTypeError, RefValueError
 

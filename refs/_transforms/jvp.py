@@ -11,7 +11,8 @@ from refs._derivatives.derivative import differentiable
 from refs._derivatives.direct import op_by_op
 from refs._derivatives.inputs import Inputs, part_of
 from refs._handles.access import describe, set
-from refs._tracing.trace import is_ref, unique
+from refs._handles.predicates import is_ref
+from refs._tracing.trace import unique
 from refs._transactions.signature import mirrored
 from refs.errors import RefTypeError, RefValueError
 

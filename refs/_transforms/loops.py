@@ -19,8 +19,8 @@ from jax import lax
 
 from refs import _jax
 from refs._handles.access import describe
-from refs._handles.view import is_view
-from refs._tracing.trace import Call, is_ref
+from refs._handles.predicates import is_ref, is_view
+from refs._tracing.trace import Call
 from refs._transactions.calls import in_transaction
 from refs._transforms.vmap import vmap
 from refs.errors import RefTypeError, RefValueError

@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec
 
 from refs import _jax
 from refs._handles.access import describe
+from refs._handles.predicates import is_ref
 from refs._handles.ref_type import RefType
-from refs._tracing.trace import Call, is_ref, ref_type
+from refs._tracing.trace import Call, ref_type
 from refs._transactions.calls import in_transaction
 from refs._transactions.devices import devices_told
 from refs._transactions.signature import Given, check_callable, per_leaf, without_views

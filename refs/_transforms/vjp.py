@@ -13,8 +13,8 @@ from refs._derivatives.derivative import check_reduce_axes, differentiable
 from refs._derivatives.direct import backward
 from refs._derivatives.inputs import Inputs, Variable, part_of
 from refs._handles.access import addupdate, describe, get
+from refs._handles.predicates import is_ref
 from refs._handles.view import RefView
-from refs._tracing.trace import is_ref
 from refs._transactions.signature import flags, mirrored
 from refs.errors import RefTypeError, RefValueError
 

@@ -18,9 +18,10 @@ from refs._discharge.lanes import Lanes, Sum
 from refs._discharge.late_rules import is_open
 from refs._discharge.op_by_op import TouchedError
 from refs._handles.access import describe
+from refs._handles.predicates import is_ref
 from refs._lanes.variance import Contents, Variance
 from refs._tracing.touch_analysis import uses_refs
-from refs._tracing.trace import AbstractArgument, Call, is_ref, ref_type
+from refs._tracing.trace import AbstractArgument, Call, ref_type
 from refs._transactions.calls import in_transaction
 from refs._transactions.signature import Given, check_callable, per_leaf, without_views
 from refs._transactions.transaction import Slot, Transaction, in_lane

@@ -12,8 +12,8 @@ import numpy as np
 from refs import _jax
 from refs._discharge.program import Program
 from refs._handles import access
-from refs._handles.ref import is_concrete
-from refs._tracing.trace import Call, is_ref, unique
+from refs._handles.predicates import is_concrete, is_ref
+from refs._tracing.trace import Call, unique
 from refs._transforms.make_jaxpr import make_jaxpr
 from refs.errors import RefEscapeError
 

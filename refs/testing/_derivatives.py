@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs._handles.access import describe
-from refs._tracing.trace import Call, is_ref
+from refs._handles.predicates import is_ref
+from refs._tracing.trace import Call
 from refs._transforms.functionalize import functionalize
 from refs._transforms.jvp import jvp, linearize
 from refs._transforms.vjp import vjp

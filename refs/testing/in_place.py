@@ -60,7 +60,7 @@ def assert_in_place(fun: Callable[..., Any], *args: Any, loops_only: bool = Fals
     module = Module.parse(lowered.compile().as_text())
     arrays = module.parameters()
     if isinstance(lowered, Lowered):
-        names = [origin.describe() if origin else "a ref" for origin in lowered.written]
+        names = [origin.describe() for origin in lowered.written]
     else:
         names = [
             f"donated argument {k}" if k in module.aliases() else "" for k in range(len(arrays))

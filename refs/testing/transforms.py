@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from refs._handles import access
+from refs._handles.predicates import is_ref, is_view
 from refs._handles.ref import new_ref
-from refs._handles.view import is_view
 from refs._jit.jit import jit
-from refs._tracing.trace import Call, is_ref
+from refs._tracing.trace import Call
 from refs._transforms.checkpoint import checkpoint
 from refs._transforms.functionalize import functionalize
 from refs._transforms.loops import scan

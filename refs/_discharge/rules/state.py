@@ -16,6 +16,7 @@ from refs._discharge.lanes import Sum
 from refs._discharge.registry import register
 from refs._discharge.stored_reads import kept
 from refs._indexing.values import neutral_of
+from refs._origin import origin_of
 
 
 @register(_jax.get_p)
@@ -97,7 +98,7 @@ def discharge_accum_grad_in_ref(ctx: Context, eqn: Any, args: Sequence[Any]) -> 
 
 def _made_by(eqn: Any) -> Cell:
     [var] = eqn.outvars
-    cell = Cell(None, getattr(var.aval, "origin", None))
+    cell = Cell(None, origin_of(var.aval))
     cell.made_here = True
     return cell
 
