@@ -2,9 +2,11 @@
 
 import ast
 import builtins
+import importlib
 import itertools
 import re
 import subprocess
+import types
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,9 @@ PACKAGE = ROOT / "refs"
 
 # A module may import modules of earlier rows only. `_discharge.rules.*` stands for its files.
 LAYERS = [
-    ["errors", "_origin", "_jax.trees", "_jax.names"],
+    ["errors", "_origin"],
+    ["_jax.trees", "_jax.primitives"],
+    ["_jax.names"],
     ["_jax.callbacks", "_jax.equations", "_jax.hijax"],
     ["_jax.parameters", "_jax.traces"],
     ["_jax"],
@@ -236,6 +240,51 @@ def test_the_only_door_to_private_names(path):
         assert not uses, f"{uses}: import it through {DOOR}"
     if PACKAGE in path.parents and not relative(path).startswith(DOOR):
         assert PRIVATE not in path.read_text(), f"private names are spelled in {DOOR} only"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / DOOR).glob("[!_]*.py")), ids=relative)
+def test_the_door_says_what_it_gives(path):
+    module = importlib.import_module(f"refs._jax.{path.stem}")
+    given = {name: getattr(module, name) for name in module.__all__}
+    assert not [name for name, x in given.items() if isinstance(x, types.ModuleType)]
+    defined = {node.name for node in parse(path).body if isinstance(node, ast.FunctionDef)}
+    assert {name for name in defined if not name.startswith("_")} <= {*given}
+
+
+def test_no_module_comes_through_the_door():
+    inside = {path.stem for path in (ROOT / DOOR).glob("*.py")}
+    found = {name for name, x in vars(refs._jax).items() if isinstance(x, types.ModuleType)}
+    assert found <= inside
+
+
+# Attributes of namedtuples, of `sys`, and of what `_jax` itself gives.
+NOT_JAXS = {"_asdict", "_replace", "_make", "_getframe"}
+
+
+def defined_names(tree):
+    """What a module gives names to: functions, classes, variables and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+            if node.id == "__slots__":
+                slots = next(n for n in ast.walk(tree) if getattr(n, "targets", None) == [node])
+                yield from ast.literal_eval(slots.value)
+
+
+def test_no_private_attribute_of_jax_is_used_outside_the_door():
+    ours = [m for m in MODULES if m.split(".")[0] != "_jax"]
+    named = {name for m in ours for name in defined_names(parse(MODULES[m]))} | NOT_JAXS
+    used = {
+        (node.attr, f"{m}:{node.lineno}")
+        for m in ours
+        for node in ast.walk(parse(MODULES[m]))
+        if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr)
+    }
+    assert not [(name, place) for name, place in used if name not in named]
 
 
 # --- Files ---

@@ -48,6 +48,7 @@ from itertools import chain, starmap
 from operator import itemgetter
 from typing import Any
 
+from refs import _jax
 from refs._buffers.handles import is_ours
 from refs._buffers.owners import Cell, are_left, check_may_wait, check_not_read, mine, readers
 
@@ -171,7 +172,7 @@ def wait(attempt: int, written: Sequence[Any], read: Sequence[Any] = ()) -> int:
       RefStateError: as `patiently`.
     """
     for ref in (*written, *read):
-        ref._check() if is_ours(ref) else ref._refs
+        ref._check() if is_ours(ref) else _jax.native_buffer(ref)
     ours = [*filter(is_ours, written)]
     check_not_read(ours)
     if attempt > 3:

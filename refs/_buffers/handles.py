@@ -17,12 +17,12 @@ def is_ours(ref: Any) -> bool:
 
 def buffer_of(ref: Any) -> jax.Array:
     """The array that a concrete handle, ours or JAX's, holds now: bits, for PRNG keys."""
-    return ref._buffer() if is_ours(ref) else _jax.unwrap_keys(ref._refs._buf)
+    return ref._buffer() if is_ours(ref) else _jax.unwrap_keys(_jax.native_buffer(ref))
 
 
 def update_native(ref: Any, buffer: Any) -> None:
     """Makes `buffer`, which nobody else may hold, the array of one of JAX's own handles."""
-    ref._refs._buf = _jax.wrap_keys(_jax.commit(buffer), ref.dtype)
+    _jax.set_native_buffer(ref, _jax.wrap_keys(_jax.commit(buffer), ref.dtype))
 
 
 def sharding_of(ref: Any) -> Any:

@@ -46,7 +46,7 @@ class Frame:
     def write(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         self.env.update(zip(variables, values, strict=True))
         for var, x in zip(variables, values, strict=True):
-            if not isinstance(x, _jax.Tracer) or x._trace is not self._trace:
+            if not isinstance(x, _jax.Tracer) or _jax.trace_of(x) is not self._trace:
                 self.known.lasting[var] = x
 
 

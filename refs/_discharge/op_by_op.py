@@ -79,7 +79,7 @@ class OpByOp(_jax.Trace):
             return ref.cell
         if self.is_guard:
             raise TouchedError(ref)
-        if isinstance(ref, RefTracer) and ref._trace.is_over:
+        if isinstance(ref, RefTracer) and _jax.trace_of(ref).is_over:
             raise RefEscapeError(
                 f"use of {access.describe(ref)}, which was made inside a differentiated function, "
                 "when that has ended: a backward rule, which runs later, can't touch it. Use a ref "
@@ -96,7 +96,7 @@ class OpByOp(_jax.Trace):
 
     def has_made(self, x: Any) -> bool:
         """Whether it is a ref made in here."""
-        return isinstance(x, RefTracer) and x._trace is self
+        return isinstance(x, RefTracer) and _jax.trace_of(x) is self
 
     @property
     def opened(self) -> list[Any]:

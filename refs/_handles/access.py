@@ -37,7 +37,7 @@ def check_ref(ref: Any, doing: str) -> Any:
             f"{doing} needs a Ref, not a {type(ref).__name__}: make one with `refs.new_ref`"
         )
     if not isinstance(ref, _jax.Tracer):
-        ref._refs  # noqa: B018  raises if the handle has ended
+        _jax.native_buffer(ref)  # raises if the handle has ended
     elif _jax.at_top_level():
         raise RefEscapeError(
             f"{doing} of {describe(ref)} outside the traced function that it belongs to: there "

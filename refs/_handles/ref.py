@@ -254,7 +254,7 @@ def new_ref(
     if copy or not isinstance(init_val, jax.Array):
         # JAX's own allocation knows what each version wants of a ref's buffer: committed, not weak.
         native = _jax.new_ref(init_val, memory_space=memory_space, kind=kind)
-        aval, buf = native._aval, native._refs._buf
+        aval, buf = native._aval, _jax.native_buffer(native)
     else:
         aval, buf = (
             _jax.AbstractRef(_jax.typeof(init_val), memory_space, kind),
@@ -328,7 +328,7 @@ def free_ref(ref: Any) -> None:
         _jax.free_ref(ref)  # type: ignore[arg-type]
         return
     _check_not_tracing(ref, "free_ref")
-    buffer = _end(ref, "was freed") if isinstance(ref, Ref) else ref._refs._buf
+    buffer = _end(ref, "was freed") if isinstance(ref, Ref) else _jax.native_buffer(ref)
     if buffer.is_deleted():
         raise RefStateError(f"free_ref of {access.describe(ref)}, which has ended already")
     buffer.delete()

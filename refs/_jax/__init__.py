@@ -11,5 +11,6 @@ from refs._jax.equations import *  # noqa: F403
 from refs._jax.hijax import *  # noqa: F403
 from refs._jax.names import *  # noqa: F403
 from refs._jax.parameters import *  # noqa: F403
+from refs._jax.primitives import *  # noqa: F403
 from refs._jax.traces import *  # noqa: F403
 from refs._jax.trees import *  # noqa: F403

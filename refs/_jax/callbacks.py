@@ -12,6 +12,11 @@ from jax._src.interpreters import ad, mlir
 from jax._src.state import discharge as _discharge
 from jax._src.state import types as _state_types
 
+__all__ = [
+    "array_type", "io_effect", "read_and_write", "refuse_derivatives", "register_host_lowering",
+    "register_native_discharge", "varying_over",
+]  # fmt: skip
+
 # What `io_callback` of JAX has: the call isn't left out, nor repeated.
 io_effect = callback._IOEffect
 

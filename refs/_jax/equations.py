@@ -18,6 +18,14 @@ from jax._src.lax import lax as _lax
 
 from refs._jax.names import ClosedJaxpr, Jaxpr
 
+__all__ = [
+    "any_equation", "as_array", "as_closed", "at_source_of", "bind", "bind_eqn", "called_by",
+    "can_fail", "can_fail_itself", "captured", "commit", "eval_jaxpr", "forget_fast_path",
+    "is_zero_literal", "jaxprs_in", "map_closed", "map_jaxprs", "new_var", "one_vjp",
+    "replace_jaxpr", "split_params", "strong", "typed_like", "user_line", "vary_as",
+    "with_equations",
+]  # fmt: skip
+
 _HiPrimitive: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimitive", ())
 
 

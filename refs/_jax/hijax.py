@@ -15,6 +15,11 @@ from jax._src.lax.control_flow import solves
 
 from refs._jax.names import is_ref_type
 
+__all__ = [
+    "call_hi_primitive_p", "has_its_own_axes", "hi_function", "is_axis", "is_of_hi_type",
+    "without_hi_primitives",
+]  # fmt: skip
+
 call_hi_primitive_p = hijax.call_hi_primitive_p
 
 # `checkpoint`, where JAX is asked to make one of it, and `custom_root`, in the newest JAX.

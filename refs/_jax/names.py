@@ -1,4 +1,4 @@
-"""JAX's private names: primitives, types, tracers and traces."""
+"""JAX's private names: types, tracers, traces and settings."""
 
 from __future__ import annotations
 
@@ -14,32 +14,19 @@ from jax._src import (
     ad_util,
     api_util,
     callback,
-    compute_on,
     config,
     core,
-    custom_batching,
-    custom_derivatives,
     debugging,
     source_info_util,
     util,
 )
-from jax._src import xla_metadata as _xla_metadata
-from jax._src.ad_checkpoint import name_p as _name_p
-from jax._src.ad_checkpoint import remat_p as remat_p
 from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.indexing import Slice as Slice
 from jax._src.interpreters import batching, mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
-from jax._src.lax import lax as _lax
-from jax._src.lax.control_flow.conditionals import cond_p as cond_p
-from jax._src.lax.control_flow.loops import scan_p as scan_p
-from jax._src.lax.control_flow.loops import while_p as while_p
-from jax._src.pjit import jit_p as jit_p
 from jax._src.random import prng
-from jax._src.shard_map import shard_map_p as shard_map_p
 from jax._src.state import primitives as _state
-from jax._src.state.discharge import run_state_p as run_state_p
 from jax._src.state.indexing import NDIndexer as NDIndexer
 from jax._src.state.types import AbstractRef as AbstractRef
 from jax._src.state.types import AccumEffect as AccumEffect
@@ -51,39 +38,22 @@ from jax._src.state.types import TransposeTransform as TransposeTransform
 from jax._src.state.types import WriteEffect as WriteEffect
 from jax._src.state.utils import bitcast as bitcast
 
-# ---------------------------------------------------------------------------------------------
-# Primitives
+from refs._jax.primitives import passing_primitives
 
-get_p = _state.get_p
-swap_p = _state.swap_p
-addupdate_p = _state.addupdate_p
-new_ref_p = core.ref_p
-empty_ref_p = core.empty_ref_p
-freeze_p = core.freeze_p
-free_ref_p = core.free_ref_p
-accum_grad_in_ref_p = core.accum_grad_in_ref_p
-loop_primitives = (scan_p, while_p)
-custom_jvp_call_p = custom_derivatives.custom_jvp_call_p
-custom_vjp_call_p = custom_derivatives.custom_vjp_call_p
-custom_vmap_p = custom_batching.custom_vmap_p
-add_any_p = ad_util.add_any_p
-# They show what their operands are, or hold.
-debug_primitives = (debugging.debug_callback_p, debugging.debug_print_p)
-# What they are given, they return: a ref too.
-passing_primitives = (ad_util.stop_gradient_p, _name_p)
-# Calls whose jaxpr is run as it stands. On the newest JAX these are one primitive.
-inlined_call_primitives = (core.call_p, core.closed_call_p)
-# Calls that carry one jaxpr and some metadata; the oldest JAX doesn't have them all.
-metadata_call_primitives = tuple(
-    getattr(module, name)
-    for module, name in (
-        (_lax, "composite_p"),
-        (compute_on, "compute_on_p"),
-        (_xla_metadata, "xla_metadata_call_p"),
-    )
-    if hasattr(module, name)
-)
-
+__all__ = [
+    "AbstractRef", "AccumEffect", "ArrayImpl", "BitcastTransform", "ClosedJaxpr", "DistinctIndexer",
+    "Jaxpr", "Literal", "NDIndexer", "NativeRef", "ReadEffect", "RefEffect", "ReshapeTransform",
+    "Slice", "Tracer", "TransposeTransform", "WriteEffect", "at_top_level", "aval_method",
+    "aval_property", "bitcast", "can_pin", "context_in_jit", "current_trace", "debug_infs",
+    "debug_nans", "def_effectful_abstract_eval", "eval_trace", "free_ref", "freeze", "fun_name",
+    "has_explicit_sharding", "is_about_deleted", "is_callback_frame", "is_jit_disabled", "is_key",
+    "is_on_explicit_mesh", "is_ref_type", "mapped_aval", "name_arguments", "native_buffer",
+    "new_ref", "passed_on", "refuse_placement", "register_batching", "register_call_batching",
+    "register_call_lowering", "register_call_to_lojax", "register_handle", "register_lowering",
+    "register_ref_type", "register_type_of", "retype", "set_native_buffer", "shaped_abstractify",
+    "trace_context", "trace_of", "trace_state", "type_in_jit", "typeof", "unwrap_keys", "var_of",
+    "varying_axes", "varying_like", "without_constants", "wrap_keys", "zeros_like_aval",
+]  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------
 # Types, tracers and traces
@@ -138,6 +108,20 @@ def name_arguments(fun: Callable[..., Any], args: Any, kwargs: Any, tracers: Seq
     )
     for tracer in tracers:
         tracer._debug_info = frame.debug_info
+
+
+def trace_of(tracer: Any) -> Any:
+    """The trace that a traced value belongs to."""
+    return tracer._trace
+
+
+def native_buffer(ref: Any) -> Any:
+    """What one of JAX's own handles holds. Raises if it has ended."""
+    return ref._refs._buf
+
+
+def set_native_buffer(ref: Any, buffer: Any) -> None:
+    ref._refs._buf = buffer
 
 
 def is_jit_disabled() -> bool:

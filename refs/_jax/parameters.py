@@ -13,7 +13,14 @@ from jax._src import ad_util, custom_batching
 from jax._src import linear_util as lu
 
 from refs._jax.equations import as_closed
-from refs._jax.names import custom_jvp_call_p, custom_vjp_call_p, zeros_like_aval
+from refs._jax.names import zeros_like_aval
+from refs._jax.primitives import custom_jvp_call_p, custom_vjp_call_p
+
+__all__ = [
+    "JitParams", "can_accumulate_gradients", "forward_rule", "has_rules", "instantiate",
+    "is_custom_vjp", "is_symbolic_zero", "is_unspecified", "jit_params", "jvp_rule", "scan_params",
+    "vjp_rule", "vmap_rule", "with_rules",
+]  # fmt: skip
 
 
 class ScanParams(NamedTuple):

@@ -12,6 +12,11 @@ from jax._src.interpreters import partial_eval
 
 from refs._jax.equations import as_closed, new_var, with_equations
 
+__all__ = [
+    "Trace", "as_jaxpr", "call_wrapped", "is_staging", "lane_axes", "looks_for_nans",
+    "register_tracer", "rewrap", "set_current_trace", "settle_result_tree", "trace_functions",
+]  # fmt: skip
+
 Trace = core.Trace
 
 

@@ -7,6 +7,10 @@ from typing import Any
 from jax._src import api as _api
 from jax._src import tree_util
 
+__all__ = [
+    "NotNeeded", "NotSaveable", "broadcast_prefix",
+]  # fmt: skip
+
 
 class _NotSaveable:
     """Stands for a residual that isn't saved. It is an empty pytree, as JAX's own is."""

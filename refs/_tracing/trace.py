@@ -228,7 +228,7 @@ def strip_refs(
 
 
 def _made_here(ref: Any) -> bool:
-    return ref._trace is _jax.current_trace()
+    return _jax.trace_of(ref) is _jax.current_trace()
 
 
 def _make_jaxpr(
