@@ -40,18 +40,24 @@ from refs._discharge.registry import Rule as Rule
 from refs._jax import AccumEffect as AccumEffect
 from refs._jax import ReadEffect as ReadEffect
 from refs._jax import WriteEffect as WriteEffect
-from refs._tracing.touch_analysis import inner_calls, touches_of
+from refs._tracing.facts import Facts as Facts
+from refs._tracing.facts import inner_calls
+from refs._tracing.touch import Touch as Touch
+from refs._tracing.touch_analysis import touches_of
 
 
-def register(*primitives: Any) -> Callable[[Rule], Rule]:
+def register(*primitives: Any, **facts: Any) -> Callable[[Rule], Rule]:
     """Registers the decorated rule for primitives, and returns it unchanged.
+
+    Keywords say what else is known of them, where JAX can't know it: those are the attributes of
+    `Facts`, such as `touch`, `inner`, `runs_once` and `can_fail`.
 
     In `refs.vmap`, where lanes go different ways, all of them run the rule; what it writes counts
     for those that are meant.
     """
 
     def registering(rule: Rule) -> Rule:
-        registry.register(*primitives)(_guarded(rule))
+        registry.register(*primitives, **facts)(_guarded(rule))
         return rule
 
     return registering

@@ -13,7 +13,7 @@ from refs import _jax
 from refs._callbacks.eager import keeps_old
 from refs._callbacks.host import Host
 from refs._callbacks.primitives import host_callback_p, ref_callback_p
-from refs._tracing.touch_analysis import inner_calls
+from refs._tracing.facts import can_fail, can_fail_itself, inner_calls
 
 
 def uncopied(closed: Any, refs: dict[Any, Any]) -> set[Any]:
@@ -54,9 +54,7 @@ def _held_by_all(closed: Any) -> set[Any] | None:
                     names = dict(zip(called.jaxpr.invars, operands, strict=True))
                     outer = {names.get(key, key) for key in inner}
                     found = outer if found is None else found & outer
-        elif _jax.can_fail_itself(eqn.primitive) or any(
-            map(_jax.can_fail, _jax.jaxprs_in(eqn.params))
-        ):
+        elif can_fail_itself(eqn.primitive) or any(map(can_fail, _jax.jaxprs_in(eqn.params))):
             found = set()
         if found is not None:
             found = {ids.get(key, key) for key in found}

@@ -21,6 +21,7 @@ from refs._handles import access
 from refs._handles.access import describe
 from refs._handles.predicates import is_ref
 from refs._inplace.in_place import in_place
+from refs._tracing.facts import can_fail, can_fail_itself
 from refs._tracing.trace import NewRef, PartlyKnown, advised, result_of, strip_refs
 from refs._transactions.calls import has_loops, run
 from refs._transactions.transaction import make
@@ -104,7 +105,7 @@ class _AtTopLevel(OpByOp):
         call = functools.partial(super().bind, primitive, operands, params, inner)
         if has_loops(primitive, inner):
             call = functools.partial(_compiled(primitive, tuple(params.items())), *operands)
-        if not (_jax.can_fail_itself(primitive) or any(map(_jax.can_fail, inner))):
+        if not (can_fail_itself(primitive) or any(map(can_fail, inner))):
             return call()
         return holding([*filter(is_ours, self.opened)], call)
 

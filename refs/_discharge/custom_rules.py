@@ -11,6 +11,7 @@ from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context, Scope, merge
 from refs._tracing import touch_analysis
+from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import Touch
 from refs.errors import RefValueError
 
@@ -66,7 +67,7 @@ def through(
     It is evaluated besides the function's rule, to be differentiated, and mustn't be seen.
     """
     arrays, state, constants = given
-    if _jax.can_fail(closed):
+    if can_fail(closed):
         raise RefValueError(
             f"the derivative of what refs hold goes through the custom function at {where}, which "
             "calls back into Python, and would once more: call back outside of it, or write the "

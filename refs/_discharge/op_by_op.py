@@ -29,6 +29,7 @@ from refs._handles.predicates import is_ref
 from refs._handles.ref_type import RefType
 from refs._origin import origin_of
 from refs._tracing.derivative_rules import has_custom_vjp, touched_by_rules
+from refs._tracing.facts import can_fail, can_fail_itself
 from refs._tracing.touch_analysis import Touch
 from refs._tracing.trace import AbstractArgument, ref_type
 from refs.errors import RefEscapeError
@@ -136,7 +137,7 @@ class OpByOp(_jax.Trace):
         return self._discharged(closed, operands, made_of(_jax.jit_p, {"jaxpr": closed}))
 
     def _note(self, primitive: Any, inner: Sequence[Any]) -> None:
-        self.can_fail |= _jax.can_fail_itself(primitive) or any(map(_jax.can_fail, inner))
+        self.can_fail |= can_fail_itself(primitive) or any(map(can_fail, inner))
         self.has_custom_vjp |= any(has_custom_vjp(closed.jaxpr) for closed in inner)
 
     def process_custom_jvp_call(

@@ -1,9 +1,11 @@
-"""The table of discharge rules: which function discharges which primitive."""
+"""The table of discharge rules: which function discharges a primitive, and what is known of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from refs._tracing.facts import know
 
 if TYPE_CHECKING:
     from refs._discharge.interpreter import Context
@@ -30,10 +32,14 @@ _rules: dict[Any, Rule] = {}
 _R = TypeVar("_R", bound=Rule)
 
 
-def register(*primitives: Any) -> Callable[[_R], _R]:
-    """Registers the decorated rule for primitives, and returns it unchanged."""
+def register(*primitives: Any, **facts: Any) -> Callable[[_R], _R]:
+    """Registers the decorated rule for primitives, and returns it unchanged.
+
+    The keywords are what else is known of them: the attributes of `_tracing.facts.Facts`.
+    """
 
     def registering(rule: _R) -> _R:
+        know(*primitives, **facts)
         for primitive in primitives:
             _rules[primitive] = rule
         return rule

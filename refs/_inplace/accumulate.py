@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
-from refs._inplace.body import ADDS, Body, carries, is_var, renamed, splice, substitute
+from refs._inplace.body import Body, carries, is_add, is_var, renamed, splice, substitute
 
 
 def accumulate(jaxpr: Any) -> Body:
@@ -47,7 +47,7 @@ class _Sums:
     def rewrite(self) -> bool:
         """Rewrites what sums it can; whether there was one."""
         for k in range(len(self.body.eqns) - 1, -1, -1):
-            if self.body.eqns[k].primitive in ADDS and k not in self.absorbed:
+            if is_add(self.body.eqns[k]) and k not in self.absorbed:
                 self._rewrite_sum(k)
         if self.new:
             eqns = [e for k, eqn in enumerate(self.body.eqns) for e in self.new.get(k, [eqn])]
@@ -93,7 +93,7 @@ class _Sums:
                 return None
             k = self.made_by[v]
             eqn = self.body.eqns[k]
-            if eqn.primitive in ADDS and k not in self.new:
+            if is_add(eqn) and k not in self.new:
                 sums.add(k)
                 waiting += eqn.invars
             elif self._starts_from_zeros(k, output := list(eqn.outvars).index(v)):
@@ -120,7 +120,7 @@ class _Sums:
         if eqn.effects:
             return False
         if eqn.primitive is _jax.scan_p:
-            first, n = carries(eqn)
+            first, n = carries(eqn) or (0, 0)
             return (
                 output < n
                 and self._is_zeros(eqn.invars[first + output])
@@ -152,7 +152,7 @@ class _Sums:
         eqn = self.body.eqns[deposit.eqn]
         if eqn.primitive is _jax.scan_p:
             invars = list(eqn.invars)
-            invars[carries(eqn)[0] + deposit.output] = base
+            invars[_jax.scan_params(eqn.params).num_consts + deposit.output] = base
             self.body.eqns[deposit.eqn] = eqn.replace(invars=invars)
             return eqn.outvars[deposit.output]
         if eqn.primitive is _jax.cond_p:
@@ -210,7 +210,7 @@ def _only_adds(jaxpr: Any, carried: int, output: int) -> bool:
         if uses.get(v) != 1:
             return False
         eqn = body.eqns[consumers[v][0]]
-        is_sum = eqn.primitive in ADDS
+        is_sum = is_add(eqn)
         if not is_sum and not (eqn.primitive is lax.scatter_add_p and eqn.invars[0] is v):
             return False
         [v] = eqn.outvars

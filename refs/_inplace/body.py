@@ -14,22 +14,7 @@ from jax import lax
 
 from refs import _jax
 from refs._callbacks.primitives import host_callback_p
-
-# What a callback is given and gives back is the same memory.
-CALLBACK = host_callback_p
-
-# Equations that change a few cells of their first operand, and are that operand afterwards.
-UPDATES = (
-    lax.dynamic_update_slice_p,
-    lax.scatter_p,
-    lax.scatter_add_p,
-    lax.scatter_mul_p,
-    lax.scatter_min_p,
-    lax.scatter_max_p,
-    lax.scatter_sub_p,
-)
-ADDS = (lax.add_p, _jax.add_any_p)
-LOOPS = _jax.loop_primitives
+from refs._tracing.facts import facts_of
 
 # From there on XLA expands `optimization_barrier` after it fuses, and copies less in branches.
 COPIES_LESS = jaxlib.version.__version_info__ >= (0, 11, 2)
@@ -83,7 +68,7 @@ def must_run(eqn: Any) -> bool:
     JAX calls programs slower that have an effect, so what such a call returns stands for one; but
     not if it is overwritten.
     """
-    if eqn.primitive is CALLBACK:
+    if eqn.primitive is host_callback_p:
         return eqn.params["plan"].host.is_io
     return any(_has_calls(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
 
@@ -121,17 +106,26 @@ def is_small(atom: Any, buffer: Any) -> bool:
     return 2 * size(atom) <= size(buffer)
 
 
-def carries(eqn: Any) -> tuple[int, int]:
+def is_update(eqn: Any) -> bool:
+    """Whether it changes a few cells of its first operand, and is that operand afterwards."""
+    return facts_of(eqn.primitive).in_place == "update"
+
+
+def may_update(eqn: Any) -> bool:
+    """Whether it, or something inside it, may update one of its operands."""
+    return is_update(eqn) or carries(eqn) is not None or eqn.primitive is _jax.cond_p
+
+
+def is_add(eqn: Any) -> bool:
+    return facts_of(eqn.primitive).in_place == "add"
+
+
+def carries(eqn: Any) -> tuple[int, int] | None:
     """Which operands of a loop, or a callback, its first outputs go on from: the first one, and
-    how many.
+    how many. None of any other equation.
     """
-    if eqn.primitive is CALLBACK:
-        return 0, eqn.params["plan"].n_roots + eqn.params["n_kept"]
-    if eqn.primitive is _jax.scan_p:
-        p = _jax.scan_params(eqn.params)
-        return p.num_consts, p.num_carry
-    first = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
-    return first, len(eqn.invars) - first
+    found = facts_of(eqn.primitive).carries
+    return found(eqn) if found is not None else None
 
 
 def can_pass(atom: Any) -> bool:

@@ -14,15 +14,14 @@ from jax import lax
 
 from refs import _jax
 from refs._inplace.body import (
-    CALLBACK,
     COPIES_LESS,
-    LOOPS,
-    UPDATES,
     Body,
     can_pass,
     carries,
     is_buffer,
+    is_update,
     is_var,
+    may_update,
     size,
     splice,
 )
@@ -72,7 +71,7 @@ def _buffers(eqn: Any) -> dict[int, int]:
 
 
 def _does_one_thing(body: Body) -> bool:
-    return sum(eqn.primitive in (*UPDATES, *LOOPS, CALLBACK, _jax.cond_p) for eqn in body.eqns) <= 1
+    return sum(map(may_update, body.eqns)) <= 1
 
 
 def _root(body: Body, v: Any) -> int | None:
@@ -81,10 +80,10 @@ def _root(body: Body, v: Any) -> int | None:
     while is_var(v) and v in made_by:
         eqn = body.eqns[made_by[v]]
         output = list(eqn.outvars).index(v)
-        if eqn.primitive in UPDATES:
+        if is_update(eqn):
             v = eqn.invars[0]
-        elif eqn.primitive in (*LOOPS, CALLBACK):
-            first, n = carries(eqn)
+        elif (carried := carries(eqn)) is not None:
+            first, n = carried
             if output >= n:
                 return None
             v = eqn.invars[first + output]

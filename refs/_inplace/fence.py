@@ -18,13 +18,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
+from refs._callbacks.primitives import host_callback_p
 from refs._inplace.body import (
-    CALLBACK,
-    UPDATES,
     barrier,
     can_pass,
     carries,
     is_small,
+    is_update,
     is_var,
     splice,
     substitute,
@@ -61,11 +61,10 @@ def fenced(
       constant: values that XLA knows, so that nothing can be made to depend on them.
       on_cpu: whether a conditional will do.
     """
-    if eqn.primitive is CALLBACK and on_cpu:
+    if eqn.primitive is host_callback_p and on_cpu:
         return _carried(eqn, [*passing, *seen])
-    is_update = eqn.primitive in UPDATES
     operands = [v for v in _index_first(eqn) if is_var(v) and v is not buffer and can_pass(v)]
-    if not is_update:
+    if not is_update(eqn):
         operands = [v for v in operands if is_small(v, buffer)]
     candidates = [v for v in (*operands, *passing) if can_tell(v) and v not in constant]
     tokens = list(seen) or candidates[:1]
@@ -74,7 +73,7 @@ def fenced(
         return Fenced([eqn], {})
     if not on_cpu or not can_fence:
         return _barrier(eqn, [*passing, *seen], [*operands, buffer])
-    if is_update:
+    if is_update(eqn):
         atoms = [*tokens, *eqn.invars, *passing]
         static = {"primitive": eqn.primitive, "params": tuple(eqn.params.items())}
         eqns, out = splice(
@@ -90,7 +89,8 @@ def fenced(
 
 def _carried(eqn: Any, values: Sequence[Any]) -> Fenced:
     """A callback that values go through as they are: XLA can't compute them again behind it."""
-    n, params = carries(eqn)[1], eqn.params
+    _, n = carries(eqn) or (0, 0)
+    params = eqn.params
     outvars = [_jax.new_var(v.aval) for v in values]
     carried = eqn.replace(
         invars=[*eqn.invars[:n], *values, *eqn.invars[n:]],

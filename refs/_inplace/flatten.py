@@ -6,27 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from jax import lax
 from jax.extend.core import Primitive
 
 from refs import _jax
+from refs._callbacks.primitives import host_callback_p
 from refs._inplace.body import (
-    ADDS,
-    CALLBACK,
-    LOOPS,
-    UPDATES,
     Body,
     barrier,
+    is_add,
     is_buffer,
     is_var,
     renamed,
     splice,
     substitute,
 )
-
-# What a derivative makes of a read: zeros with something put in.
-_DEPOSITS = (*UPDATES, lax.pad_p, CALLBACK)
-_READS = (lax.dynamic_slice_p, lax.gather_p, lax.slice_p)
+from refs._tracing.facts import facts_of
 
 # Calls that call one another can grow without bounds when they are written out.
 LONGEST = 50_000
@@ -50,7 +44,8 @@ def is_worth_it(jaxpr: Any) -> bool:
     """Whether anything in the jaxpr, or in the jaxprs in it, may be updated in place."""
     if jaxpr not in _worth_it:
         _worth_it[jaxpr] = any(
-            eqn.primitive in _DEPOSITS
+            facts_of(eqn.primitive).in_place in ("update", "deposit")
+            or eqn.primitive is host_callback_p
             or any(is_worth_it(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
             for eqn in jaxpr.eqns
         )
@@ -138,15 +133,15 @@ def _put_onto(jaxpr: Any) -> set[Any]:
     """The inputs of a jaxpr that are only read in part, added to, and updated."""
     found = {v for v in jaxpr.invars if is_buffer(v)}
     for eqn in jaxpr.eqns:
-        if eqn.primitive in (*UPDATES, *_READS):
+        if facts_of(eqn.primitive).in_place in ("update", "read"):
             found.difference_update(filter(is_var, eqn.invars[1:]))
-        elif eqn.primitive not in ADDS:
+        elif not is_add(eqn):
             found.difference_update(filter(is_var, eqn.invars))
     return found
 
 
 def map_jaxprs(eqn: Any, fun: Any) -> Any:
     """The equation with `fun` of each jaxpr of its loop or branches."""
-    if eqn.primitive not in (*LOOPS, _jax.cond_p):
+    if eqn.primitive not in (*_jax.loop_primitives, _jax.cond_p):
         return eqn
     return _jax.map_jaxprs(eqn, fun)

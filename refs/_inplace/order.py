@@ -18,26 +18,18 @@ from typing import Any
 
 from refs import _jax
 from refs._inplace.body import (
-    CALLBACK,
-    LOOPS,
-    UPDATES,
     Body,
     carries,
     is_buffer,
     is_small,
+    is_update,
     is_var,
     size,
     substitute,
 )
 from refs._inplace.branches import updated_operands
 from refs._inplace.fence import fenced
-
-# What XLA computes once, however cheap: a value of its own, in memory of its own.
-_COMPUTED_ONCE = (
-    *("arg", "cum", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod"),
-    *("reduce_sum", "reduce_window", "reduce_xor", "scatter", "sort", "top_k", "dot_general"),
-    *("conv_general", "optimization_barrier"),
-)
+from refs._tracing.facts import facts_of
 
 
 def order(body: Body, on_cpu: bool) -> bool:
@@ -262,7 +254,7 @@ class _Schedule:
         XLA may repeat the update there, or find that what is read is what has been written, and
         repeat how that came about.
         """
-        if eqn.primitive not in UPDATES or not self.on_cpu:
+        if not is_update(eqn) or not self.on_cpu:
             return False
         [out] = eqn.outvars
         return any(
@@ -281,10 +273,10 @@ class _Schedule:
 
 def _updated(eqn: Any) -> list[Any]:
     """The buffers that an equation changes, or may return: what is to be done in place."""
-    if eqn.primitive in UPDATES:
+    if is_update(eqn):
         atoms = eqn.invars[:1]
-    elif eqn.primitive in (*LOOPS, CALLBACK):
-        first, n = carries(eqn)
+    elif (carried := carries(eqn)) is not None:
+        first, n = carried
         atoms = eqn.invars[first : first + n]
     elif eqn.primitive is _jax.cond_p:
         atoms = [eqn.invars[k] for k in sorted(updated_operands(eqn))]
@@ -294,13 +286,7 @@ def _updated(eqn: Any) -> list[Any]:
 
 
 def _is_computed_once(eqn: Any) -> bool:
-    name = eqn.primitive.name
-    return (
-        eqn.primitive in (*LOOPS, CALLBACK)
-        or name.startswith(_COMPUTED_ONCE)
-        or _has_jaxprs(eqn)
-        or bool(eqn.effects)
-    )
+    return facts_of(eqn.primitive).is_computed_once or _has_jaxprs(eqn) or bool(eqn.effects)
 
 
 def _has_jaxprs(eqn: Any) -> bool:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
@@ -20,10 +19,9 @@ from refs._jax.names import ClosedJaxpr, Jaxpr
 
 __all__ = [
     "any_equation", "as_array", "as_closed", "at_source_of", "bind", "bind_eqn", "called_by",
-    "can_fail", "can_fail_itself", "captured", "commit", "eval_jaxpr", "forget_fast_path",
-    "is_zero_literal", "jaxprs_in", "map_closed", "map_jaxprs", "new_var", "one_vjp",
-    "replace_jaxpr", "split_params", "strong", "typed_like", "user_line", "vary_as",
-    "with_equations",
+    "captured", "commit", "eval_jaxpr", "forget_fast_path", "is_called_callback", "is_zero_literal",
+    "jaxprs_in", "map_closed", "map_jaxprs", "new_var", "one_vjp", "replace_jaxpr", "split_params",
+    "strong", "typed_like", "user_line", "vary_as", "with_equations",
 ]  # fmt: skip
 
 _HiPrimitive: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimitive", ())
@@ -116,18 +114,8 @@ def any_equation(closed: Any, test: Callable[[Any], bool]) -> bool:
     )
 
 
-def can_fail(closed: Any) -> bool:
-    """True where running the jaxpr may raise: it calls back into Python, or out of XLA."""
-    jaxpr = closed.jaxpr
-    if jaxpr not in _can_fail:
-        _can_fail[jaxpr] = any_equation(closed, lambda eqn: can_fail_itself(eqn.primitive))
-    return _can_fail[jaxpr]
-
-
-_can_fail: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-
-
-def can_fail_itself(primitive: Any) -> bool:
+def is_called_callback(primitive: Any) -> bool:
+    """Whether a primitive calls Python, or what isn't XLA's. Only its name says so."""
     return "callback" in primitive.name or primitive.name in ("debug_print", "ffi_call")
 
 

@@ -13,6 +13,7 @@ from refs._callbacks.held_refs import calls_host, uncopied
 from refs._handles.access import check_ref
 from refs._jit.arguments import Arguments
 from refs._jit.executable import Executable, Options
+from refs._tracing.facts import can_fail
 from refs._tracing.trace import Call, adopt, result_of
 from refs._transactions.devices import devices_told
 from refs._transactions.signature import Static, dtype_of, shape_of
@@ -61,7 +62,7 @@ class Entry:
         self.effectful_jaxpr = t.traced.jaxpr
         self.in_tree, self.flatten = call.tree, call.tree.flatten_up_to
         written, read = t.refs(t.written, call.refs), t.refs(t.read, call.refs)
-        self.can_fail = _jax.can_fail(t.traced.jaxpr) if written else calls_host(t.traced.jaxpr)
+        self.can_fail = can_fail(t.traced.jaxpr) if written else calls_host(t.traced.jaxpr)
         self.copied = self._copied(written) if self.can_fail else []
         self.is_careful = self.can_fail or not all(map(is_ours, (*written, *read)))
         shardings = [sharding_of(r) for r in written]

@@ -20,26 +20,9 @@ from jax import lax
 
 from refs import _jax
 from refs._origin import origin_of
-from refs._tracing.touch_analysis import Touch, inner_calls, touches_of, used
+from refs._tracing.facts import facts_of, inner_calls
+from refs._tracing.touch_analysis import Touch, touches_of, used
 from refs.errors import RefValueError
-
-# What runs its jaxpr once, on its operands.
-_CALLS = {
-    _jax.jit_p,
-    _jax.remat_p,
-    _jax.custom_jvp_call_p,
-    _jax.custom_vjp_call_p,
-    _jax.shard_map_p,
-    _jax.run_state_p,
-    *_jax.inlined_call_primitives,
-    *_jax.metadata_call_primitives,
-}
-
-
-# Collectives over the lanes: whose result depends on the lane, and whose doesn't.
-_BY_LANE = {"axis_index", "reduce_scatter", "all_to_all", "ppermute"}
-_JOINING = {"psum", "pmax", "pmin", "all_gather"}
-
 
 _ORDERED = Touch.READ | Touch.WRITE
 
@@ -133,7 +116,7 @@ class Variance:
         if primitive is lax.optimization_barrier_p:  # The newest JAX returns no refs.
             is_returned = len(eqn.outvars) == len(args)
             return [a for a in args if is_returned or not isinstance(a, Contents)]
-        if primitive in _CALLS:
+        if facts_of(primitive).runs_once:
             for inner, operands in inner_calls(eqn):
                 if operands is eqn.invars and len(inner.jaxpr.outvars) == len(eqn.outvars):
                     return self._run(inner, refs, args, diverged)
@@ -152,11 +135,13 @@ class Variance:
         if not diverged and self._joins_lanes(eqn):
             varies = False
         calls = list(inner_calls(eqn))
+        given = {id(v): a for v, a in zip(eqn.invars, args, strict=True)}
 
         def step(carry: list[Any]) -> list[Any]:
             before = [c.is_set for c in self._shared]
-            for inner, _ in calls:
-                self._run(inner, refs, args, diverged or varies)
+            for inner, operands in calls:
+                of_inner = [given[id(v)] for v in operands]
+                self._run(inner, refs, of_inner, diverged or varies)
             self._restore(before)
             return carry
 
@@ -311,12 +296,12 @@ class Variance:
         axes = eqn.params.get("axes", eqn.params.get("axis_name"))
         axes = axes if isinstance(axes, tuple) else (axes,)
         is_whole = eqn.params.get("axis_index_groups") is None
-        return eqn.primitive.name in _JOINING and self._axis_name in axes and is_whole
+        return facts_of(eqn.primitive).lanes == "agree" and self._axis_name in axes and is_whole
 
     def _asks_which_lane(self, eqn: Any) -> bool:
         if self._axis_name is None:
             return False
-        return eqn.primitive.name in _BY_LANE or any(
+        return facts_of(eqn.primitive).lanes == "differ" or any(
             self._asks_which_lane(e)
             for inner in _jax.jaxprs_in(eqn.params)
             for e in inner.jaxpr.eqns

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from refs import _jax
 from refs._tracing import touch_analysis
+from refs._tracing.facts import inner_calls
 from refs._tracing.touch_analysis import Touch, Touches
 
 
@@ -67,7 +68,7 @@ def touched_by_rules(eqn: Any) -> Iterator[tuple[Any, Touch]]:
     To refs that are variables of the equation, to concrete ones, and to traced ones.
     """
     if not _jax.has_rules(eqn):
-        for called, operands in touch_analysis.inner_calls(eqn):
+        for called, operands in inner_calls(eqn):
             if has_custom_rules(called.jaxpr):
                 found = touches(called)
                 yield from _refs([*called.consts, *operands], [*found.consts, *found.inputs])

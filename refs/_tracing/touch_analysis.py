@@ -13,11 +13,12 @@ from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
-from jax import lax
 
 from refs import _jax
+from refs._tracing import array_facts as array_facts
+from refs._tracing.facts import STAYS, Move, facts_of, inner_calls
 from refs._tracing.touch import Touch as Touch
-from refs._tracing.touch import update_of, uses_in
+from refs._tracing.updates import update_of, uses_in
 
 
 class Touches(NamedTuple):
@@ -125,60 +126,28 @@ def _own_touches(
 ) -> Iterator[tuple[Any, Touch]]:
     if id(eqn) in accumulating:
         yield eqn.invars[0], accumulating[id(eqn)]
-    elif eqn.primitive is _jax.swap_p:
-        used = uses[eqn.outvars[0]] > 0
-        yield eqn.invars[0], Touch.WRITE | (Touch.READ if used else Touch.NONE)
-    elif eqn.primitive is _jax.addupdate_p:
-        yield eqn.invars[0], Touch.ACCUMULATE
     elif eqn.primitive is not _jax.free_ref_p:
-        yield from touches_of(eqn)
+        reads_old = facts_of(eqn.primitive).returns_old and uses[eqn.outvars[0]] > 0
+        for v, kind in touches_of(eqn):
+            yield v, kind | (Touch.READ if reads_old else Touch.NONE)
 
 
 def touches_of(eqn: Any) -> Iterator[tuple[Any, Touch]]:
-    """What a primitive does to its ref operands, where not more is known of it than its effects.
+    """What a primitive does to its ref operands.
 
-    It may do anything to those that its effects say it changes; to all, if it has no such effects.
+    If no more is known than its effects: anything to those that it changes by what they say, and
+    to all, if it has no such effects.
     """
-    # The effects of a barrier keep an order.
-    if eqn.primitive in (lax.optimization_barrier_p, *_jax.passing_primitives):
-        return
+    known = facts_of(eqn.primitive).touch
     effects = [e for e in eqn.effects if isinstance(e, _jax.RefEffect)]
-    is_known = effects or eqn.primitive in _READERS
     for v in filter(_is_ref_var, eqn.invars):
-        only_reads = is_known and all(
-            isinstance(e, _jax.ReadEffect) for e in effects if e.input is v
-        )
-        yield v, Touch.READ if only_reads else Touch.READ | Touch.WRITE
-
-
-# Those without effects.
-_READERS = (_jax.freeze_p, *_jax.debug_primitives)
-
-
-def inner_calls(eqn: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
-    """The jaxprs that an equation runs, each with the operands that it is given."""
-    primitive, params, args = eqn.primitive, eqn.params, eqn.invars
-    if primitive is _jax.cond_p:
-        for branch in params["branches"]:
-            yield _jax.as_closed(branch), args[1:]
-    elif primitive is _jax.while_p:
-        n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-        carry = args[n_cond + n_body :]
-        yield _jax.as_closed(params["cond_jaxpr"]), [*args[:n_cond], *carry]
-        yield _jax.as_closed(params["body_jaxpr"]), [*args[n_cond : n_cond + n_body], *carry]
-    else:
-        for closed in _jax.jaxprs_in(params):
-            if _takes(closed, args):
-                yield closed, args
-
-
-def _takes(closed: Any, args: Sequence[Any]) -> bool:
-    """Whether a jaxpr can be run on operands: not if it has refs where they are arrays."""
-    inputs = closed.jaxpr.invars
-    return len(inputs) == len(args) and all(
-        _jax.is_ref_type(v.aval) == _jax.is_ref_type(a.aval)
-        for v, a in zip(inputs, args, strict=True)
-    )
+        if known is not None:
+            yield from [(v, known)] if known else []
+        else:
+            only_reads = effects and all(
+                isinstance(e, _jax.ReadEffect) for e in effects if e.input is v
+            )
+            yield v, Touch.READ if only_reads else Touch.READ | Touch.WRITE
 
 
 def holds_refs(closed: Any) -> bool:
@@ -276,10 +245,11 @@ def _accumulations(jaxpr: Any, uses: Counter[Any], names: Names) -> dict[int, To
             forget(names.var(eqn.invars[0]))
             reads[eqn.outvars[0]] = _Read(eqn)
             continue
-        if eqn.primitive.name in _MOVES and uses[eqn.outvars[0]] == 1:
+        move = facts_of(eqn.primitive).moves
+        if move is not None and uses[eqn.outvars[0]] == 1:
             [v] = eqn.invars
             moved = None if isinstance(v, _jax.Literal) or v not in reads else reads.pop(v)
-            if moved is not None and (moved := moved.then(eqn)) is not None:
+            if moved is not None and (moved := moved.then(eqn, move)) is not None:
                 reads[eqn.outvars[0]] = moved
             continue
         if eqn.primitive is _jax.swap_p and not uses[eqn.outvars[0]]:
@@ -303,22 +273,6 @@ def _accumulations(jaxpr: Any, uses: Counter[Any], names: Names) -> dict[int, To
     return found
 
 
-# What undoes each of the operations that NumPy's indices need besides JAX's: its parameters.
-_UNDONE_BY: dict[str, Any] = {
-    "rev": lambda eqn: eqn.params["dimensions"],
-    "transpose": lambda eqn: tuple(int(k) for k in np.argsort(eqn.params["permutation"])),
-    "reshape": lambda eqn: eqn.invars[0].aval.shape,
-}
-_DOES: dict[str, Any] = {
-    "rev": lambda eqn: eqn.params["dimensions"],
-    "transpose": lambda eqn: tuple(eqn.params["permutation"]),
-    "reshape": lambda eqn: eqn.outvars[0].aval.shape,
-}
-# Only the type changes: which devices of a `shard_map` see it.
-_LEAVES_VALUES = frozenset({"reshard", "pvary", "pcast"})
-_MOVES = _LEAVES_VALUES | _UNDONE_BY.keys()
-
-
 class _Read(NamedTuple):
     """What was made of what a get equation gave: `moves` are to be undone, the last first."""
 
@@ -326,14 +280,14 @@ class _Read(NamedTuple):
     kind: Touch | None = None
     moves: tuple[Any, ...] = ()
 
-    def then(self, eqn: Any) -> _Read | None:
+    def then(self, eqn: Any, move: Move) -> _Read | None:
         """After one more move, or None if it is not the one that undoes the last."""
-        name = eqn.primitive.name
-        if name in _LEAVES_VALUES:
+        primitive = eqn.primitive
+        if move is STAYS:
             return self
         if self.kind is None:
-            return self._replace(moves=(*self.moves, (name, _UNDONE_BY[name](eqn))))
-        if self.moves and self.moves[-1] == (name, _DOES[name](eqn)):
+            return self._replace(moves=(*self.moves, (primitive, move.undone_by(eqn))))
+        if self.moves and self.moves[-1] == (primitive, move.does(eqn)):
             return self._replace(moves=self.moves[:-1])
         return None
 

@@ -27,6 +27,7 @@ from refs._discharge.program import Program
 from refs._handles import access
 from refs._handles.ref import new_ref
 from refs._origin import origin_of
+from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import Touch
 from refs._tracing.trace import (
     NewRef,
@@ -223,7 +224,7 @@ class Transaction:
         written, read = self.refs(self.written, arguments), self.refs(self.read, arguments)
         if _jax.at_top_level():
             with failures_told():
-                return replaced(written, read, body, _jax.can_fail(self.traced.jaxpr))
+                return replaced(written, read, body, can_fail(self.traced.jaxpr))
         values = self.values(self.written, arguments), self.values(self.read, arguments)
         state, rest = body(*values)
         self.commit(self.written, arguments, state)

@@ -20,6 +20,7 @@ from refs._discharge.op_by_op import TouchedError
 from refs._handles.access import describe
 from refs._handles.predicates import is_ref
 from refs._lanes.variance import Contents, Variance
+from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import uses_refs
 from refs._tracing.trace import AbstractArgument, Call, ref_type
 from refs._transactions.calls import in_transaction
@@ -130,7 +131,7 @@ def vmap(
                     lane_fun, refs, axes.leaf_types, given.rebuild, axes.ref_types, env
                 )
             is_ours = _may_touch_refs(t.traced.jaxpr)
-            by_jax.note(fun, not (is_ours or call.refs or _jax.can_fail(t.traced.jaxpr)))
+            by_jax.note(fun, not (is_ours or call.refs or can_fail(t.traced.jaxpr)))
             axis_of = {s: axes.of_slot(s, refs) for s in t.touch_of}
             variance = _analyse(t, axis_of, axes, axis_name)
             sums = {

@@ -10,9 +10,11 @@ from jax import lax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
+from refs._tracing.touch import Touch
 
 
-@register(lax.optimization_barrier_p)
+# The effects of a barrier keep an order.
+@register(lax.optimization_barrier_p, touch=Touch.NONE, is_computed_once=True)
 def discharge_optimization_barrier(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     out = list(args)
     held = [a.read() if isinstance(a, Cell) else a for a in args]

@@ -17,7 +17,7 @@ from refs._tracing.trace import unique
 from refs.errors import RefTypeError
 
 
-@register(ref_callback_p)
+@register(ref_callback_p, can_fail=True)
 def discharge_ref_callback(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     host = eqn.params["host"]
     n = len(host.origins)
@@ -52,7 +52,11 @@ def discharge_ref_callback(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[
     return list(out[len(roots) :])
 
 
-@register(host_callback_p)
+def carries(eqn: Any) -> tuple[int, int]:
+    return 0, eqn.params["plan"].n_roots + eqn.params["n_kept"]
+
+
+@register(host_callback_p, carries=carries, is_computed_once=True, can_fail=True)
 def discharge_host_callback(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     """One without refs: each lane makes it, or some, where lanes have parted."""
     if ctx.lanes is None:

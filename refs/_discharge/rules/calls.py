@@ -13,13 +13,13 @@ from refs._discharge.interpreter import Context, Scope, split
 from refs._discharge.registry import register
 
 
-@register(*_jax.inlined_call_primitives)
+@register(*_jax.inlined_call_primitives, runs_once=True)
 def discharge_call(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     [closed] = _jax.jaxprs_in(eqn.params)
     return ctx.eval(closed, args)
 
 
-@register(_jax.jit_p)
+@register(_jax.jit_p, runs_once=True)
 def discharge_jit(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     params = _jax.jit_params(eqn.params)
     scope = ctx.scope((params.jaxpr, args))
@@ -41,7 +41,7 @@ def discharge_jit(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     return scope.call(called, args)
 
 
-@register(*_jax.metadata_call_primitives)
+@register(*_jax.metadata_call_primitives, runs_once=True)
 def discharge_metadata_call(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     [closed] = _jax.jaxprs_in(eqn.params)
     scope = ctx.scope((closed, args))

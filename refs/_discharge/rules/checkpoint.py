@@ -25,7 +25,7 @@ from refs._tracing import touch_analysis
 _policies = jax.checkpoint_policies
 
 
-@register(_jax.remat_p)
+@register(_jax.remat_p, runs_once=True)
 def discharge_checkpoint(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     [closed] = _jax.jaxprs_in(eqn.params)
     scope = ctx.scope((closed, args))

@@ -12,9 +12,15 @@ from refs import _jax
 from refs._callbacks.primitives import host_callback_p, ref_callback_p
 from refs._discharge.interpreter import Context, merge, split
 from refs._discharge.registry import register
+from refs._tracing.facts import Inner
 
 
-@register(_jax.cond_p)
+def branches_of(eqn: Any) -> Inner:
+    for branch in eqn.params["branches"]:
+        yield _jax.as_closed(branch), eqn.invars[1:]
+
+
+@register(_jax.cond_p, inner=branches_of)
 def discharge_cond(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     index, *operands = args
     branches = [_jax.as_closed(b) for b in eqn.params["branches"]]

@@ -16,7 +16,7 @@ from refs._discharge.interpreter import Context, merge, split
 from refs._discharge.registry import register
 
 
-@register(_jax.custom_jvp_call_p)
+@register(_jax.custom_jvp_call_p, runs_once=True)
 def discharge_custom_jvp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     """The state is threaded through the function and through the user's rule.
 

@@ -18,7 +18,7 @@ from refs._discharge.program import Program, run_in_lanes
 from refs._discharge.registry import register
 
 
-@register(_jax.custom_vjp_call_p)
+@register(_jax.custom_vjp_call_p, runs_once=True)
 def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     """The state is threaded through the function and through the user's forward rule.
 

@@ -9,8 +9,9 @@ from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
+from refs._tracing.touch import Touch
 
 
-@register(*_jax.debug_primitives)
+@register(*_jax.debug_primitives, touch=Touch.READ)
 def discharge_debug(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     return _jax.bind_eqn(eqn, [a.read() if isinstance(a, Cell) else a for a in args])

@@ -11,7 +11,7 @@ from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
 
 
-@register(_jax.run_state_p)
+@register(_jax.run_state_p, runs_once=True)
 def discharge_run_state(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     [closed] = _jax.jaxprs_in(eqn.params)
     given = iter(args)

@@ -14,7 +14,12 @@ from refs._discharge.interpreter import Context, merge, split
 from refs._discharge.registry import register
 
 
-@register(_jax.scan_p)
+def carries(eqn: Any) -> tuple[int, int]:
+    p = _jax.scan_params(eqn.params)
+    return p.num_consts, p.num_carry
+
+
+@register(_jax.scan_p, carries=carries, is_computed_once=True)
 def discharge_scan(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     """A ref that the body closes over is carried if it is written, and a constant otherwise.
 

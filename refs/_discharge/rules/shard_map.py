@@ -14,7 +14,7 @@ from refs._discharge.registry import register
 from refs.errors import RefValueError
 
 
-@register(_jax.shard_map_p)
+@register(_jax.shard_map_p, runs_once=True)
 def discharge_shard_map(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     [closed] = _jax.jaxprs_in(eqn.params)
     scope = ctx.scope((closed, args))

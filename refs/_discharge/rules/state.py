@@ -17,6 +17,7 @@ from refs._discharge.registry import register
 from refs._discharge.stored_reads import kept
 from refs._indexing.values import neutral_of
 from refs._origin import origin_of
+from refs._tracing.touch import Touch
 
 
 @register(_jax.get_p)
@@ -29,7 +30,7 @@ def discharge_get(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     return [kept(ctx, cell, value)]
 
 
-@register(_jax.swap_p)
+@register(_jax.swap_p, touch=Touch.WRITE, returns_old=True)
 def discharge_swap(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     cell, value, *leaves = args
     transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
@@ -47,7 +48,7 @@ def discharge_swap(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     return [old]
 
 
-@register(_jax.addupdate_p)
+@register(_jax.addupdate_p, touch=Touch.ACCUMULATE)
 def discharge_addupdate(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     cell, value, *leaves = args
     transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
@@ -76,7 +77,7 @@ def discharge_empty_ref(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any
     return [cell]
 
 
-@register(_jax.freeze_p)
+@register(_jax.freeze_p, touch=Touch.READ)
 def discharge_freeze(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     [cell] = args
     value = cell.read()
@@ -103,6 +104,6 @@ def _made_by(eqn: Any) -> Cell:
     return cell
 
 
-@register(*_jax.passing_primitives)
+@register(*_jax.passing_primitives, touch=Touch.NONE)
 def discharge_passing(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     return [*args]

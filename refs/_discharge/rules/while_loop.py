@@ -12,10 +12,24 @@ from refs._discharge.interpreter import Context
 from refs._discharge.lanes import Lanes
 from refs._discharge.registry import register
 from refs._lanes.primitives import lane_any
+from refs._tracing.facts import Inner
 from refs._tracing.touch_analysis import touches
 
 
-@register(_jax.while_p)
+def predicate_and_body(eqn: Any) -> Inner:
+    params, args = eqn.params, eqn.invars
+    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+    carry = args[n_cond + n_body :]
+    yield _jax.as_closed(params["cond_jaxpr"]), [*args[:n_cond], *carry]
+    yield _jax.as_closed(params["body_jaxpr"]), [*args[n_cond : n_cond + n_body], *carry]
+
+
+def carries(eqn: Any) -> tuple[int, int]:
+    first = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
+    return first, len(eqn.invars) - first
+
+
+@register(_jax.while_p, inner=predicate_and_body, carries=carries, is_computed_once=True)
 def discharge_while(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     cond_consts, body_consts = args[:n_cond], args[n_cond : n_cond + n_body]

@@ -1,0 +1,54 @@
+"""What an equation makes of a value that was read from a ref: that updated, perhaps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from jax import lax
+
+from refs import _jax
+from refs._tracing.facts import facts_of
+from refs._tracing.touch import Touch
+
+
+def uses_in(jaxpr: Any) -> Counter[Any]:
+    """How often each variable of a jaxpr is used."""
+    atoms = [v for eqn in jaxpr.eqns for v in eqn.invars] + list(jaxpr.outvars)
+    return Counter(v for v in atoms if not isinstance(v, _jax.Literal))
+
+
+def update_of(eqn: Any, k: int) -> Touch | None:
+    """What an equation's result is of its `k`-th operand, if it is that updated."""
+    facts = facts_of(eqn.primitive)
+    if facts.updates_flags and eqn.invars[k].aval.dtype == bool:
+        return facts.updates_flags
+    if facts.updates:
+        return None if k and facts.of_first else facts.updates
+    if eqn.primitive is _jax.jit_p or _is_scatter_with_derivative(eqn):
+        [called] = _jax.jaxprs_in(eqn.params)
+        return _update_inside(called.jaxpr, k)
+    return None
+
+
+def _is_scatter_with_derivative(eqn: Any) -> bool:
+    """JAX's `scatter-mul` has none. Another function's rule may not be that of what it does."""
+    return eqn.primitive is _jax.custom_jvp_call_p and any(
+        e.primitive is lax.scatter_mul_p
+        for called in _jax.jaxprs_in(eqn.params)
+        for e in called.jaxpr.eqns
+    )
+
+
+def _update_inside(jaxpr: Any, k: int) -> Touch | None:
+    """What the result of a function is of its `k`-th argument, if it is that updated."""
+    v, kind, uses = jaxpr.invars[k], None, uses_in(jaxpr)
+    for eqn in jaxpr.eqns:
+        places = [j for j, x in enumerate(eqn.invars) if x is v]
+        if not places:
+            continue
+        one = update_of(eqn, places[0])
+        if uses[v] > 1 or one is None or kind not in (None, one):
+            return None
+        v, kind = eqn.outvars[0], one
+    return kind if len(jaxpr.outvars) == 1 and jaxpr.outvars[0] is v and uses[v] == 1 else None
