@@ -19,7 +19,7 @@ PACKAGE = ROOT / "refs"
 # A module may import modules of earlier rows only. `_discharge.rules.*` stands for its files.
 LAYERS = [
     ["errors", "_origin"],
-    ["_jax.trees", "_jax.primitives"],
+    ["_jax.trees", "_jax.primitives", "_jax.words"],
     ["_jax.names"],
     ["_jax.callbacks", "_jax.equations", "_jax.hijax"],
     ["_jax.parameters", "_jax.traces"],

@@ -320,7 +320,9 @@ class _sharded:
         pass
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if error is None or isinstance(error, RefError) or "shard" not in str(error).lower():
+        if error is None or isinstance(error, RefError):
+            return
+        if _jax.what_is_said(error) != "sharding":
             return
         if _jax.is_on_explicit_mesh(self.ref) and not self.index.is_whole:
             raise _blamed(
@@ -364,19 +366,19 @@ def _bind(primitive: Any, ref: Any, index: Index, *value: Any) -> Any:
     try:
         return primitive.bind(ref, *value, *leaves, tree=tree)
     except Exception as error:
-        for said, message in _REFUSED_BY_JAX.items():
-            if said in str(error) and is_raised_by_jax(error):
-                raise RefValueError(message.format(ref=describe(ref), site=user_site())) from error
-        raise
+        message = _REFUSED_BY_JAX.get(_jax.what_is_said(error))
+        if message is None or not is_raised_by_jax(error):
+            raise
+        raise RefValueError(message.format(ref=describe(ref), site=user_site())) from error
 
 
 # What JAX says of what it doesn't do with a ref -> what we say.
-_REFUSED_BY_JAX = {
-    "differentiated value on a non-differentiated": (
+_REFUSED_BY_JAX: dict[str | None, str] = {
+    "a differentiated value": (
         "write of a differentiated value to {ref} at {site}: JAX's own derivatives don't follow it "
         "into a ref from outside. Use `refs.grad` (or `refs.vjp`, `refs.jvp`, `refs.linearize`)"
     ),
-    "vmapped value on an unbatched": (
+    "a mapped value": (
         "write of a value of each lane's own to {ref} at {site}: `jax.vmap` doesn't map what it "
         "does to a ref from outside. Use `refs.vmap`"
     ),

@@ -14,3 +14,4 @@ from refs._jax.parameters import *  # noqa: F403
 from refs._jax.primitives import *  # noqa: F403
 from refs._jax.traces import *  # noqa: F403
 from refs._jax.trees import *  # noqa: F403
+from refs._jax.words import *  # noqa: F403

@@ -46,7 +46,7 @@ __all__ = [
     "Slice", "Tracer", "TransposeTransform", "WriteEffect", "at_top_level", "aval_method",
     "aval_property", "bitcast", "can_pin", "context_in_jit", "current_trace", "debug_infs",
     "debug_nans", "def_effectful_abstract_eval", "eval_trace", "free_ref", "freeze", "fun_name",
-    "has_explicit_sharding", "is_about_deleted", "is_callback_frame", "is_jit_disabled", "is_key",
+    "has_explicit_sharding", "is_callback_frame", "is_jit_disabled", "is_key",
     "is_on_explicit_mesh", "is_ref_type", "mapped_aval", "name_arguments", "native_buffer",
     "new_ref", "passed_on", "refuse_placement", "register_batching", "register_call_batching",
     "register_call_lowering", "register_call_to_lojax", "register_handle", "register_lowering",
@@ -166,14 +166,6 @@ def type_in_jit(x: Any) -> Any:
 # The lines that jaxprs and HLO point to are the user's, not ours.
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 source_info_util.register_exclusion(_PACKAGE + os.sep)
-
-
-def is_about_deleted(error: BaseException) -> bool:
-    """Whether a program wasn't run because an array given to it was donated before."""
-    said = str(error)
-    return isinstance(error, RuntimeError | ValueError) and (
-        "been deleted" in said or "deleted or donated" in said
-    )
 
 
 def is_callback_frame(frame: FrameType) -> bool:

@@ -245,11 +245,11 @@ def advised() -> Iterator[None]:
     except RefError:
         raise
     except Exception as error:
-        said = str(error)
-        for fragment, (kind, advice) in _ADVICE.items():
-            if fragment in said and is_raised_by_jax(error):
-                raise kind(advice.format(said=said)) from error
-        raise
+        found = _ADVICE.get(_jax.what_is_said(error))
+        if found is None or not is_raised_by_jax(error):
+            raise
+        kind, advice = found
+        raise kind(advice.format(said=error)) from error
 
 
 _GRADIENT = (
@@ -267,26 +267,24 @@ _NONDIFFERENTIATED = (
     "and write it all the same, or close over the ref"
 )
 # What JAX says of a ref in its own loops and transformations -> what to do.
-_ADVICE: dict[str, tuple[type[Exception], str]] = {
-    "cannot be returned": (
+_ADVICE: dict[str | None, tuple[type[Exception], str]] = {
+    "a returned ref": (
         RefEscapeError,
         "{said}\n\nthe body of a loop, a branch or an inner `jax.jit` can use refs, but not "
         "return them: return the value, `ref[...]`, or use the ref where it is in scope",
     ),
-    "mutable array": (
+    "a ref taken twice": (
         RefEscapeError,
         "{said}\n\nJAX's own functions take each ref once, either as an argument or closed over: "
         "close over the ref, or use `refs.jit`, which takes it any number of times",
     ),
-    "not supported in vmap-of-cond": (
+    "a mapped branch": (
         RefValueError,
         "`jax.vmap` can't map a branch that touches a ref: `refs.vmap` can",
     ),
-    "does not have a corresponding jaxpr input": (RefTypeError, _ARRAYS_ONLY),
-    "'Fake' object": (RefTypeError, _ARRAYS_ONLY),  # the same, in the newest JAX's words
-    "a position indicated by nondiff_argnums": (RefTypeError, _NONDIFFERENTIATED),
-    "Ref-typed argument": (RefTypeError, _GRADIENT),
-    "'ValAccum' object": (RefTypeError, _GRADIENT),  # the same, in the oldest JAX's words
+    "arrays only": (RefTypeError, _ARRAYS_ONLY),
+    "a tracer that isn't differentiated": (RefTypeError, _NONDIFFERENTIATED),
+    "a differentiated ref": (RefTypeError, _GRADIENT),
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from refs import _jax
 from refs._buffers.handles import is_ours
 from refs._handles.access import describe
 from refs.errors import RefValueError
@@ -18,7 +19,7 @@ def devices_told(doing: str, refs: Sequence[Any]) -> Iterator[None]:
         yield
     except ValueError as error:
         single = [describe(r) for r in refs if is_ours(r) and r._sharding is None]
-        if not single or "incompatible devices" not in str(error):
+        if not single or _jax.what_is_said(error) != "incompatible devices":
             raise
         raise RefValueError(
             f"{doing}: {', '.join(single)}: on a single device, and used with what lies on "

@@ -1,0 +1,39 @@
+"""What errors of JAX and XLA say, where nothing but their words tells which ones they are.
+
+`tests/test_jax_words.py` makes JAX raise each of them, on each version.
+"""
+
+from __future__ import annotations
+
+__all__ = ["is_about_deleted", "what_is_said"]
+
+# What is said -> its name here. Of several that are in one text, the first counts.
+_WORDS = {
+    "cannot be returned": "a returned ref",
+    "mutable array": "a ref taken twice",
+    "not supported in vmap-of-cond": "a mapped branch",
+    "does not have a corresponding jaxpr input": "arrays only",
+    "'Fake' object": "arrays only",  # in the newest JAX
+    "a position indicated by nondiff_argnums": "a tracer that isn't differentiated",
+    "Ref-typed argument": "a differentiated ref",
+    "'ValAccum' object": "a differentiated ref",  # in the oldest JAX
+    "differentiated value on a non-differentiated": "a differentiated value",
+    "vmapped value on an unbatched": "a mapped value",
+    "incompatible devices": "incompatible devices",
+    "shard": "sharding",
+    "Shard": "sharding",
+}
+
+
+def what_is_said(error: BaseException) -> str | None:
+    """Which of the errors of this file it is, if it is one."""
+    said = str(error)
+    return next((name for words, name in _WORDS.items() if words in said), None)
+
+
+def is_about_deleted(error: BaseException) -> bool:
+    """Whether a program wasn't run because an array given to it was donated before."""
+    said = str(error)
+    return isinstance(error, RuntimeError | ValueError) and (
+        "been deleted" in said or "deleted or donated" in said
+    )
