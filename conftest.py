@@ -7,6 +7,9 @@ import pytest
 
 import refs
 
+# It is only for type checkers: see `dev.py lint`.
+collect_ignore_glob = ["tests/typing/*"]
+
 
 @pytest.fixture(autouse=True)
 def _names_in_docstrings(doctest_namespace):

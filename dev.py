@@ -34,7 +34,10 @@ COMMANDS = {
     "libraries": (["test", "libraries"], [["-m", "pytest", "tests/libraries"]]),
     "lint": (
         ["lint"],
-        [["-m", "ruff", "check"], ["-m", "ruff", "format", "--check"], ["-m", "pyright"]],
+        [
+            *(["-m", "ruff", "check"], ["-m", "ruff", "format", "--check"]),
+            *(["-m", "pyright"], ["-m", "mypy"]),
+        ],
     ),
     "docs": (["docs"], [["-m", "mkdocs", "build", "--strict"]]),
 }

@@ -18,9 +18,10 @@ few statements without a call are one step, and so is C code over an iterator, h
     _ = [*put_back]                                  # put back: an iterator, made in advance
 
 **An interrupt.** Between the first statement of the `try` and the `finally` it can come only where
-a function is called. There `held` is complete. If `call` is a program, nothing comes between XLA's
-return and `held[:]`. If it is a Python function it must leave in `held`, which it is given, what
-the refs are to have if it raises. In `finally` nothing is called before all is back.
+a function is called, and what stands after each call is in the `try`, too. There `held` is complete.
+If `call` is a program, nothing comes between XLA's return and `held[:]`. If it is a Python function
+it must leave in `held`, which it is given, what the refs are to have if it raises. In `finally`
+nothing is called before all is back.
 
 **An error.** Where a cell is found empty, `list.pop` raises. What was taken before that is in
 `held`, and `put_back`, which goes along `cells` and `held` together, ends where `held` does.
@@ -141,12 +142,14 @@ def look(cell: Cell, call: Callable[..., Any], operand: Any) -> Any:
     records += (((), (cell,), False),)
     watching += (None,)
     try:
-        if cell:
-            return call(cell[0], operand)
+        if not cell:
+            raise Busy
+        # Not returned at once: what comes after a call must stand in the `try`.
+        found = call(cell[0], operand)
+        return found
     finally:
         del watching[-1]
         del records[-1]
-    raise Busy
 
 
 def patiently(

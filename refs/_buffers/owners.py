@@ -128,7 +128,8 @@ def called_back(callback: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     records = mine.records
     try:
         records += (_CALLBACK,)
-        return callback(*args, **kwargs)
+        found = callback(*args, **kwargs)  # and not returned at once, see `exchange.look`
+        return found
     finally:
         del records[-1]
 

@@ -8,7 +8,8 @@ equal to JAX's `AbstractRef` of the same array type, and gives traced refs NumPy
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -134,8 +135,23 @@ class Ref(_Fields):
     def __setitem__(self, idx: Any, value: Any) -> None:
         access.set(self, as_tuple(idx), value)
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(members.no_attribute(name))
+    if TYPE_CHECKING:
+        # What JAX's class and its type of a ref have at run time.
+        @property
+        def shape(self) -> tuple[int, ...]: ...
+        @property
+        def dtype(self) -> np.dtype[Any]: ...
+        @property
+        def ndim(self) -> int: ...
+        @property
+        def size(self) -> int: ...
+        @property
+        def sharding(self) -> jax.sharding.Sharding: ...
+        def __iter__(self) -> Iterator[jax.Array]: ...
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(members.no_attribute(name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         # JAX's class has a `__dict__`, in which anything would vanish.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 
@@ -15,8 +15,11 @@ from refs._inplace import run_in_place
 from refs._tracing import touch_analysis
 from refs.errors import RefTypeError
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def in_place(fun: Callable[..., Any]) -> Callable[..., Any]:
+
+def in_place(fun: Callable[P, R]) -> Callable[P, R]:
     """Compiles a function of arrays so that XLA updates in place what it updates.
 
     `x.at[i].set(v)`, and what JAX makes of such code in loops, branches and derivatives, then costs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 
@@ -13,15 +13,18 @@ from refs._transactions.calls import in_transaction
 from refs._transactions.nested import call_over_arrays
 from refs._transactions.signature import Choice, check_callable, flags
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def checkpoint(
-    fun: Callable[..., Any],
+    fun: Callable[P, R],
     *,
     prevent_cse: bool | Sequence[bool] = True,
     policy: Callable[..., bool] | None = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
-) -> Callable[..., Any]:
+) -> Callable[P, R]:
     """Makes `fun` recompute its intermediate values when differentiated. As `jax.checkpoint`.
 
     What `fun` does to refs happens once, however often it is recomputed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 import jax
 
@@ -15,15 +15,17 @@ from refs._derivatives.direct import backward
 from refs._derivatives.inputs import Inputs
 from refs.errors import RefTypeError
 
+P = ParamSpec("P")
+
 
 def value_and_grad(
-    fun: Callable[..., Any],
+    fun: Callable[P, Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
     reduce_axes: Sequence[Any] = (),
-) -> Callable[..., Any]:
+) -> Callable[P, tuple[Any, Any]]:
     """Makes a function that evaluates `fun` and its gradient. As `jax.value_and_grad`.
 
     The arguments differentiated are arrays, refs, views, and pytrees of them. A ref's gradient is
@@ -63,13 +65,13 @@ def value_and_grad(
 
 
 def grad(
-    fun: Callable[..., Any],
+    fun: Callable[P, Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
     reduce_axes: Sequence[Any] = (),
-) -> Callable[..., Any]:
+) -> Callable[P, Any]:
     """Makes a function that evaluates the gradient of `fun`. As `jax.grad`.
 
     Args, raises: as `value_and_grad`.

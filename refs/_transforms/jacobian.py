@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,15 @@ from refs._indexing.sharded import sharded_in_rows
 from refs._transactions.signature import check_callable
 from refs._transforms.vmap import vmap
 
+P = ParamSpec("P")
+
 
 def jacfwd(
-    fun: Callable[..., Any],
+    fun: Callable[P, Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
-) -> Callable[..., Any]:
+) -> Callable[P, Any]:
     """Makes a function that evaluates the Jacobian of `fun`, column by column. As `jax.jacfwd`.
 
     Args:
@@ -58,12 +60,12 @@ def jacfwd(
 
 
 def jacrev(
-    fun: Callable[..., Any],
+    fun: Callable[P, Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
-) -> Callable[..., Any]:
+) -> Callable[P, Any]:
     """Makes a function that evaluates the Jacobian of `fun`, row by row. As `jax.jacrev`.
 
     Args, returns, raises: as `jacfwd`; with `allow_int`, variables may be integers, and their
@@ -84,11 +86,11 @@ def jacrev(
 
 
 def hessian(
-    fun: Callable[..., Any],
+    fun: Callable[P, Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
-) -> Callable[..., Any]:
+) -> Callable[P, Any]:
     """Makes a function that evaluates the Hessian of `fun`. As `jax.hessian`.
 
     What `fun` writes to refs is written once.

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 import jax
 
 from refs._tracing.trace import Call, ref_type, result_of, trace
 
+P = ParamSpec("P")
+
 
 def make_jaxpr(
-    fun: Callable[..., Any],
+    fun: Callable[P, Any],
     static_argnums: int | Sequence[int] = (),
     axis_env: Sequence[tuple[Any, int]] | None = None,
     return_shape: bool = False,
-) -> Callable[..., Any]:
+) -> Callable[P, Any]:
     """Makes a function that returns the effectful jaxpr of `fun`, like `jax.make_jaxpr`.
 
     Refs may be anywhere in the arguments (the same one several times is one input), closed over

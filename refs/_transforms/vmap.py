@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,16 +29,19 @@ from refs._transactions.transaction import Slot, Transaction, in_lane
 from refs._transforms import by_jax
 from refs.errors import RefTypeError, RefValueError
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def vmap(
-    fun: Callable[..., Any],
+    fun: Callable[P, R],
     in_axes: Any = 0,
     out_axes: Any = 0,
     axis_name: Any = None,
     axis_size: int | None = None,
     spmd_axis_name: Any = None,
     sum_match: bool = False,
-) -> Callable[..., Any]:
+) -> Callable[P, R]:
     """Maps a function over refs. As `jax.vmap`: it means `for x in xs: fun(x)`.
 
     A ref for which `in_axes` has an integer gives each lane its slice, to read and to write. A ref
