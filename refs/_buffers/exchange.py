@@ -18,7 +18,7 @@ few statements without a call are one step, and so is C code over an iterator, h
     _ = [*put_back]                                  # put back: an iterator, made in advance
 
 **An interrupt.** Between the first statement of the `try` and the `finally` it can come only where
-a function is called, and what stands after each call is in the `try`, too. There `held` is complete.
+a function is called, and what stands after each call is in the `try`, too. `held` is complete then.
 If `call` is a program, nothing comes between XLA's return and `held[:]`. If it is a Python function
 it must leave in `held`, which it is given, what the refs are to have if it raises. In `finally`
 nothing is called before all is back.
