@@ -334,11 +334,12 @@ def test_masks_in_a_view_of_a_scalar(run, mask):
         v = r.at[None].at[mask]
         v.add(1.0)
         v.at[...].multiply(3.0)
-        return v.get()
+        return v.swap(7.0), v.get()
 
-    want[mask] += 1
-    want[mask] *= 3
-    np.testing.assert_array_equal(run(program)(), want[mask])
+    old, new = run(program)()
+    np.testing.assert_array_equal(old, [9.0] * want[mask].size)
+    want[mask] = 7
+    np.testing.assert_array_equal(new, want[mask])
     assert float(r[...]) == want[0]
 
 
@@ -352,8 +353,11 @@ def test_slices_in_a_view_of_a_scalar(run, part):
         v = r.at[None].at[part]
         v[...] += 1.0
         v.add(1.0)
-        return v[...]
+        return v.swap(v[...] + 1.0), v[...]
 
+    old, new = run(program)()
     want[part] += 2
-    np.testing.assert_array_equal(run(program)(), want[part])
+    np.testing.assert_array_equal(old, want[part])
+    want[part] += 1
+    np.testing.assert_array_equal(new, want[part])
     assert float(r[...]) == want[0]

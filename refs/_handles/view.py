@@ -160,7 +160,7 @@ class RefView:
 
     def swap(self, value: Any) -> jax.Array:
         """Overwrites the part and returns what stood there."""
-        if self._arrays and len(self._path) > 1:
+        if self._is_in_scalar or (self._arrays and len(self._path) > 1):
             # What is out of bounds lies elsewhere for a read than for a write.
             old = self.get()
             self.set(value)
