@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refs
-from refs._buffers.exchange import peek
+from refs._buffers.exchange import current_buffer
 
 N = 5
 SHAPES = [(), (3,), (2, 2), (3,), (4,)]
@@ -134,7 +134,7 @@ def test_new_refs_in_place_of_the_others():
 
 def test_memory_is_freed_with_the_ref():
     held, step = apart()
-    buffers = [weakref.ref(peek(r)) for r in held]
+    buffers = [weakref.ref(current_buffer(r)) for r in held]
     ref = weakref.ref(held[3])
     del held[3]
     gc.collect()

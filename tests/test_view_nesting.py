@@ -337,7 +337,7 @@ def test_masks_in_a_view_of_a_scalar(run, mask):
         return v.swap(7.0), v.get()
 
     old, new = run(program)()
-    np.testing.assert_array_equal(old, [9.0] * want[mask].size)
+    np.testing.assert_array_equal(old, np.full_like(want[mask], 9.0))
     want[mask] = 7
     np.testing.assert_array_equal(new, want[mask])
     assert float(r[...]) == want[0]

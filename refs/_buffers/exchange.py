@@ -3,10 +3,10 @@
 Each ref has a *cell* for life: a list that holds its buffer, or nothing while somebody has taken
 it. So an empty cell says all that there is to say: a ref that is named twice in one call, a call of
 another thread, a callback that touches the very ref that its call updates. What is taken by one
-can't be taken by another, and no lock is held. `exchange` is the only function that takes buffers,
-and whatever ends it, an error, an interrupt, or its end, each cell gets back what is in its place
-in the list `held`: the new buffer from the moment that there is one, the old one until then. There
-is no moment without either, and the proof is this.
+can't be taken by another, and no lock is held. `exchange` takes buffers, and `exchange_one`, which
+is the same for one cell; nothing else does. Whatever ends them, an error, an interrupt, or their
+end, each cell gets back what is in its place in the list `held`: the new buffer from the moment
+that there is one, the old one until then. There is no moment without either, and the proof is this.
 
 **The rule.** CPython handles signals, and switches between threads, when a function begins, when a
 loop turns and when a call into C has returned; nowhere else in Python code, and never in C code
@@ -17,11 +17,14 @@ few statements without a call are one step, and so is C code over an iterator, h
     [(held[:], rest)] = [*map(call, (held,))]        # called, and kept
     _ = [*put_back]                                  # put back: an iterator, made in advance
 
+For one cell the first is `held = [*cell]; del cell[:]`, and the last `cell += held`.
+
 **An interrupt.** Between the first statement of the `try` and the `finally` it can come only where
 a function is called, and what stands after each call is in the `try`, too. `held` is complete then.
-If `call` is a program, nothing comes between XLA's return and `held[:]`. If it is a Python function
-it must leave in `held`, which it is given, what the refs are to have if it raises. In `finally`
-nothing is called before all is back.
+If `call` is a program that JAX runs without its Python code, nothing comes between XLA's return and
+`held[:]`. The first time JAX runs one with it: then signals wait (`signals.without_signals`). If
+`call` is a Python function it must leave in `held`, which it is given, what the refs are to have if
+it raises. In `finally` nothing is called before all is back.
 
 **An error.** Where a cell is found empty, `list.pop` raises. What was taken before that is in
 `held`, and `put_back`, which goes along `cells` and `held` together, ends where `held` does.
@@ -37,7 +40,7 @@ cells empty, and is told that they can't be had (`owners.check_may_wait`). Its e
 **Readers.** Who reads gives a buffer to XLA that stays in its cell. If it was donated meanwhile XLA
 would fail, and say so on the terminal. So a reader makes a note first (`owners.readers`), and then
 looks into the cell. Who has taken buffers looks for such notes, and waits until their readers have
-gone: in whatever order the two come, one sees the other.
+gone, or puts them back and begins again: in whatever order the two come, one sees the other.
 """
 
 from __future__ import annotations
@@ -51,7 +54,14 @@ from typing import Any
 
 from refs import _jax
 from refs._buffers.handles import is_ours
-from refs._buffers.owners import Cell, are_left, check_may_wait, check_not_read, mine, readers
+from refs._buffers.owners import (
+    Cell,
+    check_may_wait,
+    check_not_read,
+    mine,
+    readers,
+    wait_for_readers,
+)
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     raise ImportError(
@@ -64,15 +74,18 @@ _first = itemgetter(0)
 
 
 class Busy(Exception):
-    """A cell is empty: its buffer is taken, or its ref has ended. All is as it was."""
+    """A buffer isn't to be had now, and the exchange must be tried again: nothing has changed.
+
+    Its cell is empty, for it is taken or its ref has ended; or somebody reads it; or it is deleted.
+    """
 
 
 def exchange(
     cells: Sequence[Cell],
     call: Callable[..., Any],
     operands: tuple[Any, ...] = (),
-    shown: Sequence[Cell] = (),
-    seen: list[Any] | None = None,
+    read_cells: Sequence[Cell] = (),
+    read_buffers: list[Any] | None = None,
     calls_back: bool = False,
 ) -> Any:
     """Replaces the buffers in cells by those that `call` makes of them; the rest of its result.
@@ -80,32 +93,32 @@ def exchange(
     Args:
       cells: those of distinct refs, which are written.
       call: `call(held, *operands)` gives `(new buffers, rest)`. It may consume the buffers in the
-        list `held`; if it isn't C code, what is in there when it raises is put back.
+        list `held`. If it raises, what is in there is put back.
       operands: its others.
-      shown: cells of what is only read.
-      seen: an empty list, which is to hold the buffers in them. All are of one moment.
+      read_cells: cells of what is only read.
+      read_buffers: an empty list, which is to hold the buffers in them. All are of one moment.
       calls_back: whether `call` runs code that may wait for others.
 
     Raises:
-      Busy: if a cell is empty. `call` wasn't called, and each buffer is where it was.
+      Busy: if a buffer isn't to be had. Each is where it was.
     """
     held: list[Any] = []
     put_back = map(list.append, cells, held)
     records, watching, reads = mine.records, readers, False
     try:
-        records += ((cells, shown, calls_back),)
+        records += ((cells, read_cells, calls_back),)
         held += map(list.pop, cells)
-        if watching and not are_left(cells):
+        if watching and not wait_for_readers(cells):
             raise Busy
-        if shown:
+        if read_cells:
             watching += (None,)
             reads = True
-            seen += map(_first, shown)  # type: ignore[operator]
+            read_buffers += map(_first, read_cells)  # type: ignore[operator]
         made = starmap(call, ((held, *operands),)) if operands else map(call, (held,))
         [(held[:], rest)] = [*made]
         return rest
     except IndexError:
-        if len(held) == len(cells) and len(seen or ()) == len(shown):
+        if len(held) == len(cells) and len(read_buffers or ()) == len(read_cells):
             raise  # It is of `call`.
         raise Busy from None
     finally:
@@ -122,7 +135,7 @@ def exchange_one(cell: Cell, call: Callable[..., Any], *operands: Any) -> Any:
     held = [*cell]
     del cell[:]
     try:
-        if not held or (readers and not are_left([cell])):
+        if not held or (readers and not wait_for_readers([cell])):
             raise Busy
         made = starmap(call, ((held, *operands),)) if operands else map(call, (held,))
         [(held[:], rest)] = [*made]
@@ -132,7 +145,7 @@ def exchange_one(cell: Cell, call: Callable[..., Any], *operands: Any) -> Any:
         del records[-1]
 
 
-def look(cell: Cell, call: Callable[..., Any], operand: Any) -> Any:
+def call_reading(cell: Cell, call: Callable[..., Any], operand: Any) -> Any:
     """`call(buffer, operand)` of the buffer in a cell, which stays there, and isn't donated.
 
     Raises:
@@ -168,8 +181,8 @@ def patiently(
             n = wait(n, written, read)
 
 
-def wait(attempt: int, written: Sequence[Any], read: Sequence[Any] = ()) -> int:
-    """Lets a moment pass until cells may be full again; returns the number of the next attempt.
+def wait(n: int, written: Sequence[Any], read: Sequence[Any] = ()) -> int:
+    """Lets a moment pass after the `n`-th attempt; returns the number of the next one.
 
     Raises:
       RefStateError: as `patiently`.
@@ -178,21 +191,21 @@ def wait(attempt: int, written: Sequence[Any], read: Sequence[Any] = ()) -> int:
         ref._check() if is_ours(ref) else _jax.native_buffer(ref)
     ours = [*filter(is_ours, written)]
     check_not_read(ours)
-    if attempt > 3:
+    if n > 3:
         for ref in (*ours, *(r for r in read if is_ours(r) and not r._cell)):
             check_may_wait(ref)
     # First only another thread's turn, in the end a millisecond.
-    time.sleep(2.0 ** min(attempt, 10) * 1e-6 if attempt else 0)
-    return attempt + 1
+    time.sleep(2.0 ** min(n, 10) * 1e-6 if n else 0)
+    return n + 1
 
 
-def peek(ref: Any) -> Any:
+def current_buffer(ref: Any) -> Any:
     """The buffer that a ref holds, for reading: the next call that writes the ref deletes it."""
-    return patiently(lambda: look(ref._cell, lambda buffer, _: buffer, None), read=[ref])
+    return patiently(lambda: call_reading(ref._cell, lambda buffer, _: buffer, None), read=[ref])
 
 
 def end(ref: Any, how: str) -> Any:
-    """Takes a ref's buffer away for ever; from now on its use is an error that says `how`."""
+    """Takes a ref's buffer away for ever, and returns it. A later use is an error, which says `how`."""
 
     def take_away(held: list[Any]) -> Any:
         buffer = held[0]

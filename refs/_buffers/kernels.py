@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
-from refs._buffers.exchange import Busy, exchange_one, look, patiently
+from refs._buffers.exchange import Busy, call_reading, exchange_one, patiently
 from refs._buffers.handles import buffer_of, is_ours, sharding_of, update_native
 from refs._indexing.index import Index
 from refs._indexing.values import fit, is_enabled
@@ -61,9 +61,9 @@ def _read(ref: Any, kernel: Callable[..., jax.Array], operands: Any) -> jax.Arra
     if not is_ours(ref):
         return kernel(buffer_of(ref), operands)
     try:
-        return look(ref._cell, kernel, operands)
+        return call_reading(ref._cell, kernel, operands)
     except Busy:
-        return patiently(lambda: look(ref._cell, kernel, operands), read=[ref])
+        return patiently(lambda: call_reading(ref._cell, kernel, operands), read=[ref])
     except (RuntimeError, ValueError):
         ref._check()  # says so if the value was lost
         raise

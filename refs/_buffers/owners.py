@@ -1,7 +1,8 @@
 """Who has the buffers of a ref, or reads them: and whether waiting for that could ever end.
 
-Each exchange of buffers (see `exchange.py`) that is under way has a record. Those of a thread are a
-list, the outermost first: a signal's handler, a finalizer or a callback begins one on top of one.
+Each exchange of buffers (see `exchange.py`) that is under way has a record, as has each reader and
+each callback. Those of a thread are a list, the outermost first: a signal's handler, a finalizer or
+a callback begins one on top of another.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ Cell = list[Any]
 
 
 class Record(NamedTuple):
-    """An exchange.
+    """An exchange, a reader or a callback.
 
     Attributes:
       cells: those that it takes.
-      shown: those that it reads. Their buffers stay where they are, for others to read.
+      read_cells: those that it reads. Their buffers stay where they are, for others to read.
       calls_back: whether it runs Python code of users', which may wait for others. Nobody waits
         for such a one to have read: XLA does, before it writes to what a program reads.
     """
 
     cells: Sequence[Cell]
-    shown: Sequence[Cell]
+    read_cells: Sequence[Cell]
     calls_back: bool
 
     def takes(self, cell: Cell) -> bool:
         return any(c is cell for c in self.cells)
 
     def reads(self, cell: Cell) -> bool:
-        return any(c is cell for c in self.shown)
+        return any(c is cell for c in self.read_cells)
 
 
 class _OfThread(threading.local):
@@ -58,18 +59,19 @@ readers: list[None] = []
 
 
 def _all_records() -> Iterator[Record]:
-    return chain.from_iterable(map(_told, [*_of_threads.values()]))
+    return chain.from_iterable(map(_as_records, [*_of_threads.values()]))
 
 
-def _told(records: list[Any]) -> list[Record]:
+def _as_records(records: list[Any]) -> list[Record]:
     return [Record((r,), (), False) if type(r) is list else Record(*r) for r in [*records]]
 
 
-def are_left(cells: Sequence[Cell]) -> bool:
-    """Whether nobody reads any more what was taken from these cells: that takes a moment.
+def wait_for_readers(cells: Sequence[Cell]) -> bool:
+    """Waits until nobody reads any more what was taken from these cells; False if that takes long.
 
-    No new readers come, for the cells are empty, and those that there are wait for nothing. But it
-    would last for ever if one was interrupted by this very thread, or if this is a callback of it.
+    No new readers come, for the cells are empty. Those that there are wait for nobody, or call
+    back: for a program that calls back nobody waits, unless this is one of its callbacks, which
+    would be in its way. Of a reader that was interrupted by this very thread there is no end.
     """
     until = time.monotonic() + 0.1
     while True:
@@ -85,13 +87,12 @@ def check_may_wait(ref: Any) -> None:
     """Refuses to wait for a call that waits for us.
 
     Raises:
-      RefStateError: if the ref is in the hands of what this thread is in, and an interrupt or a
-        callback came on top of, or if this is a callback and the ref is in those of a call with
-        callbacks.
+      RefStateError: if a call beneath this one on this thread's stack holds the ref, or if this is
+        a callback and a call with callbacks holds it.
     """
     cell = ref._cell
     doing, has = ("reading", Record.reads) if cell else ("updating", Record.takes)
-    if any(has(r, cell) for r in _told(mine.records)):
+    if any(has(r, cell) for r in _as_records(mine.records)):
         who = "a callback of that call" if _is_callback() else "code that interrupted that call"
     elif _is_callback() and any(r.calls_back and has(r, cell) for r in _all_records()):
         who = "a callback"
@@ -105,7 +106,7 @@ def check_may_wait(ref: Any) -> None:
 
 
 def check_not_read(refs: Iterable[Any]) -> None:
-    """Refuses a callback to write what the program that it belongs to reads.
+    """Refuses a callback to write what a program with callbacks reads: it may be its own.
 
     Raises:
       RefStateError: if one of the refs is read by a running program, and this is a callback.

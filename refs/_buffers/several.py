@@ -20,20 +20,20 @@ def together(
     call: Callable[[list[Any], list[Any]], Any],
     calls_back: bool = False,
 ) -> Any:
-    """An `exchange` over distinct handles, with `call(held, seen)`; again while one isn't free.
+    """An `exchange` over distinct handles, with `call(held, read_buffers)`.
 
-    `call` may raise Busy itself, to be called once more.
+    It is tried again while one isn't free, or if `call` raises Busy itself.
 
     Raises:
       RefStateError: if a ref has ended, or waiting for it would never end.
     """
 
     def attempt() -> Any:
-        cells, shown = [*map(_cell_of, written)], [*map(_cell_of, read)]
-        seen: list[Any] = []
+        cells, read_cells = [*map(_cell_of, written)], [*map(_cell_of, read)]
+        read_buffers: list[Any] = []
         before = [c[0] for r, c in zip(written, cells, strict=True) if not is_ours(r)]
         try:
-            return exchange(cells, call, (seen,), shown, seen, calls_back)
+            return exchange(cells, call, (read_buffers,), read_cells, read_buffers, calls_back)
         finally:
             olds = iter(before)
             for ref, cell in zip(written, cells, strict=True):
@@ -60,13 +60,13 @@ def replaced(
     is given as it likes. The refs get all of it or nothing.
     """
 
-    def copied(held: list[Any], seen: list[Any]) -> Any:
-        return held, _copies(read, seen)
+    def copied(held: list[Any], read_buffers: list[Any]) -> Any:
+        return held, _copies(read, read_buffers)
 
     def call(held: list[Any], _: list[Any]) -> Any:
         # As a reader of its own, which has gone when `body` runs.
-        shown, seen = [*map(_cell_of, read)], []  # type: ignore[var-annotated]
-        constants = exchange([], copied, (seen,), shown, seen)
+        read_cells, read_buffers = [*map(_cell_of, read)], []  # type: ignore[var-annotated]
+        constants = exchange([], copied, (read_buffers,), read_cells, read_buffers)
         new, rest = body(_copies(written, held), constants)
         if calls_back:
             jax.block_until_ready((new, rest))

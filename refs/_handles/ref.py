@@ -88,12 +88,12 @@ class Ref(_Fields):
     @property
     def _buf(self) -> jax.Array:
         """What JAX takes for the array that it may update: the one held now."""
-        return _jax.wrap_keys(exchange.peek(self), self._dtype)
+        return _jax.wrap_keys(exchange.current_buffer(self), self._dtype)
 
     def _buffer(self) -> jax.Array:
         """The array held now; the next write may delete it."""
         while True:
-            buffer = exchange.peek(self)
+            buffer = exchange.current_buffer(self)
             if not buffer.is_deleted():
                 return buffer
             self._check()  # If it isn't lost, another thread has written meanwhile.
@@ -198,7 +198,9 @@ class Ref(_Fields):
         # Without JAX's help: where a signal handler reads, JAX may be in the middle of something.
         # A copy: on some versions a view cached in the array blocks the next donation.
         self._check()
-        return exchange.patiently(lambda: exchange.look(self._cell, np.array, dtype), read=[self])
+        return exchange.patiently(
+            lambda: exchange.call_reading(self._cell, np.array, dtype), read=[self]
+        )
 
     def __reduce__(self) -> Any:
         return _unpickled, (np.array(self[...]), self.name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from refs import _jax
 from refs._buffers.exchange import Busy, wait
 from refs._jit.arguments import OtherRefs
-from refs._jit.ways import AGAIN
+from refs._jit.ways import RETRY
 
 if TYPE_CHECKING:
     from refs._jit.programs import Programs
@@ -57,7 +57,7 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
             form, flat = programs.find(static, rest_args, rest_kwargs)
         try:
             result = form.call(form, flat, args, kwargs)
-        except AGAIN:
+        except RETRY:
             inline = NoForm
         else:
             if form is not inline:
@@ -75,7 +75,7 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
             except Busy:
                 arguments = form.arguments
                 attempt = wait(attempt, arguments.written_of(flat), arguments.read_of(flat))
-            except AGAIN:
+            except RETRY:
                 misses += 1
                 if misses > 3:
                     raise

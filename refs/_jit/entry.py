@@ -36,7 +36,7 @@ class Entry:
         one, but takes its time: it prints the arguments.
       flatten: gives the leaves of arguments of this structure, or raises ValueError.
       call: `call(entry, flat, args, kwargs)` calls it, with arguments that have the structure of
-        those that it is for; see `_ways`.
+        those that it is for; see `ways.py`.
       run: the same, with arguments that it is known to be for.
     """
 

@@ -53,7 +53,7 @@ class Executable:
 
     Attributes:
       compiled: the function. With other types than at first it raises OtherTypes.
-      compiled_kept: the same, donating nothing.
+      compiled_undonated: the same, donating nothing.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Executable:
             **_shardings(t, arguments, call, options),
         }
         self._arguments = arguments
-        self.compiled, self.compiled_kept = (
+        self.compiled, self.compiled_undonated = (
             jax.jit(
                 pure,
                 donate_argnums=donated_operands(arguments, is_debugging),

@@ -1,6 +1,6 @@
 """The ways to call a compiled form: quickly, or carefully where something could be lost.
 
-All exchange the refs' buffers for what the program makes of them (`refs._buffers.exchange`).
+Each exchanges the refs' buffers for what the program makes of them (`refs._buffers.exchange`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from refs._jit.arguments import OtherRefs
 from refs._jit.entry import Entry
 from refs._jit.executable import OtherTypes
 
-# What a call raises that is to be made again: of a program of its own, or when all is free.
-AGAIN = (Busy, OtherRefs, OtherTypes)
+# Raised when a call must be retried: with another compiled form (OtherRefs, OtherTypes), or once
+# the buffers are free (Busy).
+RETRY = (Busy, OtherRefs, OtherTypes)
 
 _get_cell = attrgetter("_cell")
 _get_device_cell = attrgetter("_device_cell")
@@ -32,11 +33,12 @@ _get_sharding = attrgetter("_sharding")
 
 
 def prepare(entry: Entry) -> None:
-    """How a form is called that JAX has not run yet, or whose last call failed."""
+    """Sets how an entry is called next: before its first run, and after a failure."""
     entry.call, entry.run = _unknown, _careful if entry.is_careful else _first
 
 
-# A way is given the entry, which it doesn't hold: that holds it.
+# A way takes the entry as an argument and doesn't close over it: the entry holds the way, and that
+# would be a cycle.
 
 
 def _unknown(entry: Entry, flat: list[Any], args: Any, kwargs: Any) -> Any:
@@ -83,7 +85,7 @@ def _over_one(entry: Entry) -> Callable[..., Any]:
             else:
                 rest = exchange_one(cell, compiled, (), kept_of(flat), donated_of(flat))
         except BaseException as error:
-            has_failed(entry, error, flat)
+            after_failure(entry, error, flat)
             raise
         return rest if is_direct else entry.result(rest, flat)
 
@@ -98,12 +100,12 @@ def _over_several(entry: Entry) -> Callable[..., Any]:
     get_cell = _get_device_cell if shardings is None else _get_cell
 
     def call(entry: Entry, flat: list[Any], args: Any, kwargs: Any) -> Any:
-        shown: Sequence[Any] = ()
+        read_cells: Sequence[Any] = ()
         try:
             written = flat if is_bare else written_of(flat)
             cells = [*map(get_cell, written)]
             if reads:
-                shown = [*map(_get_cell, read_of(flat))]
+                read_cells = [*map(_get_cell, read_of(flat))]
             if shardings is not None and [*map(_get_sharding, written)] != shardings:
                 raise OtherRefs
         except AttributeError:  # They are no refs of ours, or lie on other devices.
@@ -112,24 +114,24 @@ def _over_several(entry: Entry) -> Callable[..., Any]:
             if is_bare:
                 rest = exchange(cells, compiled)
             else:
-                seen: list[Any] = []
-                operands = seen if reads else (), kept_of(flat), donated_of(flat)
-                rest = exchange(cells, compiled, operands, shown, seen)
+                read_buffers: list[Any] = []
+                operands = read_buffers if reads else (), kept_of(flat), donated_of(flat)
+                rest = exchange(cells, compiled, operands, read_cells, read_buffers)
         except BaseException as error:
-            has_failed(entry, error, flat)
+            after_failure(entry, error, flat)
             raise
         return rest if is_direct else entry.result(rest, flat)
 
     return call
 
 
-def has_failed(entry: Entry, error: BaseException, flat: list[Any]) -> None:
+def after_failure(entry: Entry, error: BaseException, flat: list[Any]) -> None:
     """What is to be done when a call has failed, all of its refs being back in their cells.
 
     Raises:
-      Busy: if what it was given was gone: when it is called again it is said whose value is lost.
+      Busy: if a ref's buffer was deleted. The retry raises the RefStateError that names the ref.
     """
-    if isinstance(error, AGAIN):
+    if isinstance(error, RETRY):
         return
     lost = (x.is_deleted() for ref in entry.arguments.refs_of(flat) for x in [*ref._cell])
     if _jax.is_about_deleted(error) and any(lost):
@@ -143,23 +145,26 @@ def carefully(
 ) -> Any:
     """A call whose program can fail, or touches JAX's own handles; and a program's first call.
 
-    XLA consumes what is donated even if the program then fails, so we keep copies. While one looks
-    for NaNs, JAX runs a program that has made some a second time: then nothing is donated.
+    XLA consumes what is donated even if the program then fails: so there are copies of what could
+    be lost. While one looks for NaNs, JAX runs a program that has made some a second time: then
+    nothing is donated. A program that was compiled ahead of time is given as `compiled`.
     """
     executable = entry.executable
-    compiled = compiled or (executable.compiled_kept if is_debugging else executable.compiled)
+    compiled = compiled or (executable.compiled_undonated if is_debugging else executable.compiled)
     written, read = entry.arguments.written_of(flat), [*entry.arguments.read_of(flat)]
-    kept = [] if is_debugging else entry.copied
+    copied = [] if is_debugging else entry.copied
 
+    has_olds = is_debugging or len(copied) == len(written)  # when the program has run
     failed: list[str] = []  # not the error: it would hold itself, and the refs
 
-    def call(held: list[Any], seen: list[Any]) -> Any:
-        if any(x.is_deleted() for x in (*held, *seen)):
+    def call(held: list[Any], read_buffers: list[Any]) -> Any:
+        if any(x.is_deleted() for x in (*held, *read_buffers)):
             raise Busy  # A value is lost, which waiting says.
         olds, results = [*held], []  # type: ignore[var-annotated]
-        for k, copy in zip(kept, _copies([held[k] for k in kept]) if kept else (), strict=True):
+        copies = _copies([held[k] for k in copied]) if copied else ()
+        for k, copy in zip(copied, copies, strict=True):
             olds[k] = copy
-        operands = executable.operands(flat, held, seen)
+        operands = executable.operands(flat, held, read_buffers)
         try:
             results += starmap(compiled, (operands,))
             held[:] = results[0][0]
@@ -168,14 +173,12 @@ def carefully(
                 # What isn't donated may come back as it is, twice even.
                 held[:] = _copies(held)
         except BaseException as error:
-            if not results:
-                held[:] = olds
-            elif len(kept) < len(written) and not isinstance(error, Exception):
-                raise  # An interrupt while we waited: no way back any more, but one ahead.
+            if results and not has_olds and not isinstance(error, Exception):
+                raise  # An interrupt while we waited. The old values are gone, the new ones come.
             held[:] = olds
-            if isinstance(error, AGAIN):
+            if isinstance(error, RETRY):
                 raise
-            if _jax.is_about_deleted(error) and any(x.is_deleted() for x in seen):
+            if _jax.is_about_deleted(error) and any(x.is_deleted() for x in read_buffers):
                 raise Busy from None  # Another thread has written it meanwhile.
             failure = failure_of(error)
             failed.append(repr(failure.error if failure else error))
@@ -183,7 +186,7 @@ def carefully(
                 raise
             # What wasn't copied was in its callback's hands; and so all refs are ours.
             lost = {} if is_debugging else failure.held  # Nothing is, where nothing is donated.
-            saved = [k for k in lost if k not in kept]
+            saved = [k for k in lost if k not in copied]
             for k in saved:
                 held[k] = jnp.array(lost[k])
             raise_failure(failure, [written[k] for k in saved])

@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import pytest
 
 import refs
-from refs._buffers.exchange import Busy, end, exchange, exchange_one, look, patiently, peek
+from refs._buffers.exchange import (
+    Busy,
+    call_reading,
+    current_buffer,
+    end,
+    exchange,
+    exchange_one,
+    patiently,
+)
 from refs._buffers.owners import called_back, mine, readers
 from refs.errors import RefStateError
 from tests.faults.harness import side_by_side, within_limit
@@ -101,7 +109,7 @@ def test_an_empty_cell(empty):
     with pytest.raises(Busy):
         exchange_one(taken[empty], pytest.fail)
     with pytest.raises(Busy):
-        look(taken[empty], pytest.fail, None)
+        call_reading(taken[empty], pytest.fail, None)
     assert taken[empty] == []
 
 
@@ -173,7 +181,7 @@ def steps():
     yield taken, reading
     yield taken, lambda: one_by_one(taken, renew)
     # Where C code returns, signals are handled.
-    yield taken, lambda: [look(cell, operator.eq, None) for cell in taken]
+    yield taken, lambda: [call_reading(cell, operator.eq, None) for cell in taken]
     yield taken, lambda: [called_back(operator.itemgetter(0), cell) for cell in taken]
 
 
@@ -233,7 +241,7 @@ def test_who_writes_waits_for_who_reads():
             time.sleep(0.01)
             order.append(buffer)
 
-        look(cell, call, None)
+        call_reading(cell, call, None)
 
     def write():
         reads.wait()
@@ -248,9 +256,9 @@ def test_readers_do_not_wait_for_readers():
     cell = ["a"]
 
     def read(buffer, _):
-        return buffer + within_limit(lambda: look(cell, lambda b, _: b, None))
+        return buffer + within_limit(lambda: call_reading(cell, lambda b, _: b, None))
 
-    assert look(cell, read, None) == "aa"
+    assert call_reading(cell, read, None) == "aa"
 
 
 def test_what_its_own_reader_would_write():
@@ -261,7 +269,7 @@ def test_what_its_own_reader_would_write():
         r[0] = 1
 
     with pytest.raises(RefStateError, match=r"`r`.*is reading right now, by code that interrupted"):
-        look(r._cell, write, None)
+        call_reading(r._cell, write, None)
     assert not r[...].any()
 
 
@@ -340,7 +348,7 @@ def test_what_has_ended_has_an_empty_cell():
     assert int(end(r, "was ended")) == 7
     assert r._cell == []
     with pytest.raises(RefStateError, match="which was ended"):
-        patiently(lambda: look(r._cell, pytest.fail, None), read=[r])
+        patiently(lambda: call_reading(r._cell, pytest.fail, None), read=[r])
     with pytest.raises(RefStateError, match="which was ended"):
         end(r, "was ended again")
 
@@ -361,4 +369,4 @@ def test_what_is_taken_ends_when_it_is_back():
 
 def test_a_look_gives_the_very_buffer():
     r = refs.new_ref(jnp.zeros(3))
-    assert peek(r) is r._cell[0]
+    assert current_buffer(r) is r._cell[0]

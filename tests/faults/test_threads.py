@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import refs
-from refs._buffers.exchange import peek
+from refs._buffers.exchange import current_buffer
 from refs.errors import RefStateError
 from tests.faults.harness import (
     LIMIT,
@@ -103,7 +103,7 @@ def test_a_step_while_the_buffers_of_another_go():
         others[-1].start()
         time.sleep(0.01)
 
-    weakref.finalize(peek(a), meanwhile).atexit = False
+    weakref.finalize(current_buffer(a), meanwhile).atexit = False
     step(a, b)
     [other] = others
     other.join()
