@@ -205,7 +205,7 @@ def current_buffer(ref: Any) -> Any:
 
 
 def end(ref: Any, how: str) -> Any:
-    """Takes a ref's buffer away for ever, and returns it. A later use is an error that says `how`."""
+    """Takes a ref's buffer away for ever, and returns it. Later uses are errors that say `how`."""
 
     def take_away(held: list[Any]) -> Any:
         buffer = held[0]
