@@ -19,6 +19,7 @@ import numpy as np
 from refs import _jax
 from refs._buffers.exchange import Busy, call_reading, exchange_one, patiently
 from refs._buffers.handles import buffer_of, is_ours, sharding_of, update_native
+from refs._buffers.signals import without_signals
 from refs._indexing.index import Index
 from refs._indexing.values import fit, is_enabled
 
@@ -45,16 +46,34 @@ def swap(ref: Any, index: Index, value: Any) -> jax.Array:
     return _jax.wrap_keys(old, ref.dtype)
 
 
-def _update(ref: Any, kernel: Callable[..., Any], *operands: Any) -> Any:
+class Kernel:
+    """A compiled update. The first time JAX runs it with its Python code; `is_warm` says it has."""
+
+    __slots__ = ("compiled", "is_warm")
+
+    def __init__(self, compiled: Callable[..., Any]):
+        self.compiled, self.is_warm = compiled, False
+
+
+def _update(ref: Any, kernel: Kernel, *operands: Any) -> Any:
     """Gives a ref the buffer that the kernel makes of its own, which is donated."""
+    if not kernel.is_warm:
+        # An interrupt would lose what JAX's Python code has in its hands.
+        rest = without_signals(functools.partial(_exchanged, ref, kernel.compiled, operands))
+        kernel.is_warm = True
+        return rest
+    return _exchanged(ref, kernel.compiled, operands)
+
+
+def _exchanged(ref: Any, run: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
     if not is_ours(ref):
-        [[buffer], rest] = kernel([buffer_of(ref)], *operands)
+        [[buffer], rest] = run([buffer_of(ref)], *operands)
         update_native(ref, buffer)
         return rest
     try:
-        return exchange_one(ref._cell, kernel, *operands)
+        return exchange_one(ref._cell, run, *operands)
     except Busy:
-        return patiently(lambda: exchange_one(ref._cell, kernel, *operands), [ref])
+        return patiently(lambda: exchange_one(ref._cell, run, *operands), [ref])
 
 
 def _read(ref: Any, kernel: Callable[..., jax.Array], operands: Any) -> jax.Array:
@@ -82,7 +101,7 @@ def reader(skeleton: Index, dtype: Any, out_sharding: Any = None) -> Callable[..
     return jax.jit(read_kernel)
 
 
-def updater(ref: Any, method: str, skeleton: Index) -> Callable[..., jax.Array]:
+def updater(ref: Any, method: str, skeleton: Index) -> Kernel:
     """The kernel that takes a ref's buffer, in a list, the rest of an index, and an operand.
 
     The buffer is donated. It gives the new one, in a list, and of a `swap` what was there before.
@@ -96,7 +115,7 @@ def updater(ref: Any, method: str, skeleton: Index) -> Callable[..., jax.Array]:
 @functools.lru_cache(maxsize=4096)
 def _updater(
     method: str, skeleton: Index, sharding: Any, dtype: Any, jit: bool, is_donated: bool
-) -> Callable[..., jax.Array]:
+) -> Kernel:
     def update_kernel(held: list[Any], operands: list[Any], value: Any) -> Any:
         index, old = skeleton.join(operands), _jax.wrap_keys(held[0], dtype)
         part = _jax.unwrap_keys(index.read(old)) if method == "swap" else None
@@ -110,10 +129,12 @@ def _updater(
         return [jax.device_put(new, held[0].sharding) if held[0].committed else new], part
 
     if not jit:
-        return op_by_op
+        return Kernel(op_by_op)
     donated = 0 if is_donated else ()
     shardings = None if sharding is None else (sharding, None)
-    return jax.jit(update_kernel, donate_argnums=donated, keep_unused=True, out_shardings=shardings)
+    return Kernel(
+        jax.jit(update_kernel, donate_argnums=donated, keep_unused=True, out_shardings=shardings)
+    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -135,14 +156,19 @@ def try_update(ref: Any, idx: Any, method: str, value: Any) -> bool:
     if found is None:
         return False
     kinds, operands = found
-    kernel, shape = _quick_updater(method, ref._shape, kinds)
-    kind = type(value)
+    kind, is_scalar = type(value), True
     if kind is _jax.ArrayImpl or kind is np.ndarray:
-        if value.dtype != ref._dtype or (value.shape != shape and value.shape != ()):
+        if value.dtype != ref._dtype:
             return False
         if value.dtype.itemsize > 4 and not is_enabled(value.dtype):
             return False
+        is_scalar = value.shape == ()
     elif kind is not float or ref._dtype != np.float32:
+        return False
+    # What JAX compiles another program for, that the first run of each is known.
+    of_value = ref._dtype, kind, is_scalar
+    kernel, shape = _quick_updater(method, ref._shape, kinds, of_value)
+    if not is_scalar and value.shape != shape:
         return False
     try:
         _update(ref, kernel, operands, value)
@@ -238,8 +264,8 @@ def _quick_reader(shape: tuple[int, ...], kinds: tuple[Any, ...]) -> Callable[..
 
 @functools.lru_cache(maxsize=4096)
 def _quick_updater(
-    method: str, shape: tuple[int, ...], kinds: tuple[Any, ...]
-) -> tuple[Callable[..., jax.Array], tuple[int, ...]]:
+    method: str, shape: tuple[int, ...], kinds: tuple[Any, ...], of_value: tuple[Any, ...]
+) -> tuple[Kernel, tuple[int, ...]]:
     skeleton = skeleton_of(shape, kinds)
 
     def update_kernel(held: list[Any], numbers: Any, value: Any) -> Any:
@@ -247,4 +273,5 @@ def _quick_updater(
         value = fit(value, skeleton.result_shape, x.dtype)
         return [skeleton.join(list(numbers)).update(x, method, value)], None
 
-    return jax.jit(update_kernel, donate_argnums=0, keep_unused=True), skeleton.result_shape
+    run = jax.jit(update_kernel, donate_argnums=0, keep_unused=True)
+    return Kernel(run), skeleton.result_shape

@@ -106,8 +106,8 @@ def _overwrite(refs: Sequence[Any], held: list[Any], values: Sequence[Any]) -> N
 
     def write() -> None:
         for k, (ref, value) in enumerate(zip(refs, values, strict=True)):
-            kernel = updater(ref, "set", skeleton_of(ref.shape, ()))
-            held[k : k + 1], _ = kernel(held[k : k + 1], [], fit(value, ref.shape, ref.dtype))
+            run = updater(ref, "set", skeleton_of(ref.shape, ())).compiled
+            held[k : k + 1], _ = run(held[k : k + 1], [], fit(value, ref.shape, ref.dtype))
 
     without_signals(write)
 

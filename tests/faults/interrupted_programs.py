@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import refs
+from refs._buffers import kernels
 from tests.faults.harness import Counters, add_one
 
 PROGRAMS = {}
@@ -211,15 +212,28 @@ EAGER = {
 }
 
 
+def with_new_kernels(operation):
+    """An operation whose kernels are all compiled, and run for the first time."""
+
+    def step(r):
+        for known in (kernels._updater, kernels._quick_updater):
+            known.cache_clear()
+        operation(r)
+
+    return step
+
+
+FIRST_EAGER = {f"first_{name}": with_new_kernels(EAGER[name]) for name in ("addupdate", "swap")}
+
 FIRST = ["first_calls", "at_top_level", "at_top_level_that_reads"]
 CALLS = [name for name in PROGRAMS if name not in FIRST]
 
 
 def made(name):
     """Counters, and a step of them that has been called before."""
-    if name in EAGER:
+    if name in EAGER | FIRST_EAGER:
         counters = Counters([(3,)])
-        step = functools.partial(EAGER[name], *counters.refs)
+        step = functools.partial((EAGER | FIRST_EAGER)[name], *counters.refs)
     else:
         counters = Counters()
         step = PROGRAMS[name](counters)

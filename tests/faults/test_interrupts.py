@@ -11,7 +11,7 @@ from refs._buffers import exchange, kernels, owners, several, signals
 from refs._jit import dispatch, ways
 from tests.faults import tally
 from tests.faults.harness import in_child, times
-from tests.faults.interrupted_programs import CALLS, EAGER, FIRST
+from tests.faults.interrupted_programs import CALLS, EAGER, FIRST, FIRST_EAGER
 from tests.faults.interruptions import LOOKOUTS
 
 
@@ -43,6 +43,11 @@ def test_at_the_last_places_of_a_first_call(record_property):
     """When the program has run, and JAX hands its results through many functions."""
     n = times(20, 100)
     none_is_bad(in_child(tally.by_signals, ["first_calls"], n, n), record_property)
+
+
+def test_at_the_last_places_of_a_first_update(record_property):
+    n = times(40, 200)
+    none_is_bad(in_child(tally.by_signals, list(FIRST_EAGER), n, n), record_property)
 
 
 def test_at_every_place_of_a_transformation(record_property):
