@@ -308,3 +308,24 @@ def test_callbacks_that_want_each_others_ref():
     done = side_by_side(counted(n, from_a, a), counted(n, from_b, b))
     # What a callback did stays done, even where the call around it failed afterwards.
     assert [held(a) % 1000, held(b) % 1000] == done
+
+
+def test_a_reader_beside_a_thread_that_always_writes():
+    """It gets its turn when the cells are full, though XLA gives the lock away when they are not."""
+    a = ref("a")
+    step(a, ref("b"))
+    stop = threading.Event()
+
+    def read():
+        try:
+            for _ in range(10):
+                np.asarray(a)
+        finally:
+            stop.set()
+
+    def write():
+        b = ref("b")
+        while not stop.is_set():
+            step(a, b)
+
+    side_by_side(read, write)
