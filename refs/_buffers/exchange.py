@@ -31,8 +31,8 @@ it raises. In `finally` nothing is called before all is back.
 
 **Another thread.** Taking is one step, so of two threads that want the same cells one gets all or
 puts back what it has got; it waits with empty hands. So nobody waits for one who waits. Threads
-also switch where an array goes, for XLA frees it without the lock. So the old ones, `_gone`, go when
-the new ones are in their cells: a thread that waits for them would else always run in between.
+also switch where an array goes, for XLA frees it without the lock. So the old ones, `_gone`, go
+when the new ones are in their cells: a thread that waits for them would else always run in between.
 
 **Garbage.** A finalizer may run wherever memory is allocated, and use refs itself. It finds the
 cells empty, and is told that they can't be had (`owners.check_may_wait`). Its errors go nowhere.

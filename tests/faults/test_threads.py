@@ -311,7 +311,7 @@ def test_callbacks_that_want_each_others_ref():
 
 
 def test_a_reader_beside_a_thread_that_always_writes():
-    """It gets its turn when the cells are full, though XLA gives the lock away when they are not."""
+    """It gets its turn when cells are full, though XLA gives the lock away when they are not."""
     a = ref("a")
     step(a, ref("b"))
     stop = threading.Event()
