@@ -67,6 +67,7 @@ LAYERS = [
     ["_inplace.flatten"],
     ["_inplace.accumulate", "_inplace.branches", "_inplace.gathers"],
     ["_inplace.order"],
+    ["_inplace.fences"],
     ["_inplace.rewrite"],
     ["_inplace.primitive"],
     ["_inplace"],

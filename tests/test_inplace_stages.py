@@ -5,11 +5,15 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import io_callback
 
 import refs
 from refs._inplace import gathers, rewrite
+from refs._inplace.body import Body
+from refs._inplace.order import order
 
 X = jnp.arange(512.0).reshape(8, 64)
 
@@ -160,6 +164,68 @@ def test_a_true_second_use_keeps_its_value():
         y = x.at[0].set(5.0)
         return y.at[1].set(x.sum()), x * 2
 
+    rewritten(program, jnp.arange(100.0))
+
+
+def test_what_uses_a_value_that_was_read_comes_after_the_update():
+    def program(x):
+        used = jnp.sin(x[0])
+        return x.at[1].set(3.0), used
+
+    names = primitives(rewritten(program, jnp.arange(100.0)))
+    assert names.index("cond") < names.index("sin")
+
+
+def test_what_the_update_needs_stays_before_it_and_no_fence_is_worth_it():
+    names = primitives(rewritten(lambda x: x.at[1].set(jnp.sin(x[0])), jnp.arange(100.0)))
+    assert "sin" in names
+    assert "cond" not in names
+
+
+def test_what_takes_a_large_value_made_of_a_buffer_comes_before_its_update():
+    def program(x):
+        y = x.at[1].set(3.0)
+        return y, (x * 2).sum()
+
+    names = primitives(rewritten(program, jnp.arange(100.0)))
+    assert names.index("mul") < names.index("reduce_sum") < names.index("cond")
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["read", "write", "use"]), st.integers(0, 99), st.integers(0, 99)),
+    max_size=25,
+)
+
+
+@given(STEPS)
+def test_readers_come_first_wherever_they_can(steps):
+    """In a chain of updates each reader that doesn't need the update can stand before it."""
+
+    def program(x):
+        versions, values = [x], [jnp.float32(1.0)]
+        for kind, i, j in steps:
+            if kind == "read":  # of any version, old ones too
+                values.append(lax.slice(versions[i % len(versions)], (j,), (j + 1,))[0])
+            elif kind == "write":
+                update = jnp.reshape(values[i % len(values)], (1,))
+                versions.append(lax.dynamic_update_slice(versions[-1], update, (j,)))
+            else:
+                values.append(values[i % len(values)] + values[j % len(values)])
+        return versions[-1], values
+
+    jaxpr = jax.make_jaxpr(program)(jnp.arange(100.0)).jaxpr
+    body = Body(jaxpr)
+    assert order(body)
+    assert {*map(id, body.eqns)} == {*map(id, jaxpr.eqns)}
+    needed_by, place = {}, {}
+    for k, eqn in enumerate(body.eqns):
+        needs = [place[v] for v in eqn.invars if isinstance(v, jax.extend.core.Var) and v in place]
+        needed_by[k] = {*needs}.union(*(needed_by[j] for j in needs))
+        place.update(dict.fromkeys(eqn.outvars, k))
+    for k, eqn in enumerate(body.eqns):
+        if eqn.primitive is lax.dynamic_update_slice_p:
+            late = [j for j in range(k + 1, len(body.eqns)) if eqn.invars[0] in body.eqns[j].invars]
+            assert all(k in needed_by[j] for j in late)
     rewritten(program, jnp.arange(100.0))
 
 

@@ -1,274 +1,176 @@
-"""Stage 4: whoever reads a buffer does so before it is updated.
+"""Stage 4: an order in which whatever reads a buffer comes before its update.
 
 For each buffer the last of its updates is the one that can be in place: from then on the old value
-must be dead. So its readers are put first, and a fence (see `_fence`) keeps XLA from repeating
-them afterwards.
+must be dead. So its readers are put before it. What uses a small value that was read is put after
+it, so that a fence (see `fences`) can stand between: XLA computes cheap reads again wherever their
+value is used. Each such wish becomes an edge, like an operand, and an edge that would close a cycle
+is dropped: that is a true second use of the old value, and XLA copies.
 
-Equations are emitted on demand, in the order of the program as far as that goes. A value that was
-read from a buffer is given to others only once it has passed the fence, so before anyone takes it,
-the buffer's update is emitted, if it can be: if it doesn't need who asks. What can't be ordered, a
-true second use of the old value, stays as it was, and XLA copies.
+Equations keep the order of the program as far as that goes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import inf
+import heapq
 from typing import Any
 
 from refs import _jax
-from refs._inplace.body import (
-    Body,
-    carries,
-    is_buffer,
-    is_small,
-    is_update,
-    is_var,
-    size,
-    substitute,
-)
+from refs._inplace.body import Body, carries, is_buffer, is_small, is_update, is_var
 from refs._inplace.branches import updated_operands
-from refs._inplace.fence import fenced
 from refs._tracing.facts import facts_of
 
+# How many equations may be moved for the sake of one edge. The search for a cycle looks at no more.
+FARTHEST = 300
 
-def order(body: Body, on_cpu: bool) -> bool:
-    """Puts a body in an order in which its buffers can be updated in place; False if it can't."""
-    schedule = _Schedule(body, on_cpu)
-    for k in range(len(body.eqns)):
-        if schedule.emit(k) is not None:
-            return False
-    body.eqns = schedule.emitted
-    body.outvars = [schedule.now(v) for v in body.outvars]
+
+def order(body: Body) -> bool:
+    """Puts the equations of a body in an order for updates in place; False if there is none."""
+    schedule = _Schedule(body)
+    if not schedule.sort():
+        return False
+    for buffer, update in schedule.updates.items():
+        schedule.put_readers_first(buffer, update)
+        schedule.put_users_last(buffer, update)
+    body.eqns = [body.eqns[k] for k in schedule.order]
     return True
 
 
-_WAITING, _RUNNING, _DONE = range(3)
-# How far out of its turn an update may be emitted, to come before those who use what was read: so
-# many equations before it, and so many updates that wait for one another in Python's stack. And how
-# often that is tried.
-FARTHEST, DEEPEST, TRIES = 300, 30, 4
-# How many values a fence is worth.
-MOST = 64
-
-
 class _Schedule:
-    def __init__(self, body: Body, on_cpu: bool):
+    """Equations by their numbers in the body, and the order in which they are to run.
+
+    Attributes:
+      updates: each buffer, and its last update.
+      before: for each equation those that must come before it: operands, effects, and edges.
+      order: the equations; `before` holds for it.
+      place: where each equation stands in `order`.
+    """
+
+    def __init__(self, body: Body):
         self.eqns = body.eqns
-        self.on_cpu = on_cpu
-        self.made_by = body.producers()
-        self.taken_by = body.consumers()
-        self.returned = {v for v in body.outvars if is_var(v)}
-        self.state = [_WAITING] * len(self.eqns)
-        self.emitted: list[Any] = []
-        self.passed: dict[Any, Any] = {}  # A value before its fence -> after it.
-        self.needs = list(self._needs())
-        # Buffer -> its last update.
-        self.update_of = {
-            v: k for k, eqn in enumerate(self.eqns) for v in _updated(eqn) if v not in self.returned
-        }
-        # Values read from a buffer that hasn't been updated yet, by buffer.
-        self.read: dict[Any, list[Any]] = {v: [] for v in self.update_of}
-        self.read_from: dict[Any, list[Any]] = {}
-        self.tries = dict.fromkeys(self.update_of, TRIES)
-        self.stopped_by: dict[int, int] = {}
-        self.depth = 0
-        self.constants = body.constants()
+        self.takers = body.consumers()
+        self.updates = last_updates(body)
+        self.before = needs(body)
+        self.order: list[int] = []
+        self.place = [0] * len(self.eqns)
 
-    def _needs(self) -> Iterator[list[int]]:
-        """For each equation those that must come before it: effects keep their order."""
-        last: list[int] = []
-        for k, eqn in enumerate(self.eqns):
-            made = [self.made_by[v] for v in eqn.invars if is_var(v) and v in self.made_by]
-            yield made + last if eqn.effects else made
-            if eqn.effects:
-                last = [k]
+    def sort(self) -> bool:
+        """Orders the equations as in the program, operands first; False if there is a cycle."""
+        missing = [len({*before}) for before in self.before]
+        after: list[list[int]] = [[] for _ in self.eqns]
+        for k, before in enumerate(self.before):
+            for j in {*before}:
+                after[j].append(k)
+        ready = [k for k, n in enumerate(missing) if n == 0]
+        while ready:
+            k = heapq.heappop(ready)
+            self.order.append(k)
+            for j in after[k]:
+                missing[j] -= 1
+                if missing[j] == 0:
+                    heapq.heappush(ready, j)
+        self._number(0)
+        return len(self.order) == len(self.eqns)
 
-    def now(self, atom: Any) -> Any:
-        """What a value is called after the fences that it has passed."""
-        while is_var(atom) and atom in self.passed:
-            atom = self.passed[atom]
-        return atom
+    def put_readers_first(self, buffer: Any, update: int) -> None:
+        """Puts what takes a buffer before its update.
 
-    def emit(self, k: int, can_wait: bool = False) -> int | None:
-        """Emits an equation and all that it needs.
-
-        Returns None, or what it must wait for: an equation that is being emitted. If it `can_wait`
-        it also does so where the readers of what it updates would have to.
+        A large value that is made of it isn't kept, so what takes that comes first too.
         """
-        if self.state[k] == _DONE:
-            return None
-        if self.state[k] == _RUNNING:
-            return k
-        stop = self.stopped_by.get(k)
-        if stop is not None and self.state[stop] == _RUNNING:
-            return stop
-        if can_wait and self.depth == DEEPEST:
-            return k
-        ancestors = self._ancestors(k, at_most=FARTHEST if can_wait else inf)
-        if not ancestors:
-            return k
-        self.state[k] = _RUNNING
-        self.depth += 1
-        for j in ancestors:
-            stop = j if j != k and self.state[j] == _RUNNING else self._emit_next(j, can_wait)
-            if stop is not None:
-                self.state[k] = _WAITING
-                self.stopped_by[k] = stop
-                break
-        self.depth -= 1
-        return stop
+        values = [buffer]
+        seen = {update}
+        for v in values:  # It grows.
+            for k in self.takers.get(v, ()):
+                if k not in seen and len(seen) <= FARTHEST:
+                    seen.add(k)
+                    if self._put_first(k, update) and not is_computed_once(self.eqns[k]):
+                        values += [u for u in self.eqns[k].outvars if not is_small(u, buffer)]
 
-    def _ancestors(self, k: int, done: bool = False, at_most: float = inf) -> list[int]:
-        """All that an equation needs (only what isn't `done`), then the equation itself.
+    def put_users_last(self, buffer: Any, update: int) -> None:
+        """Puts the update of a buffer before what uses small values that were read from it.
 
-        Nothing if they are more than `at_most`.
+        A user that the update needs stays where it is, and counts as a reader: what it computes may
+        be computed again, with what was read.
         """
-        found: list[int] = []
-        seen = {k}
-        path = [(k, iter(self.needs[k]))]
-        while path:
-            j, rest = path[-1]
-            for i in rest:
-                if i not in seen and (done or self.state[i] != _DONE):
-                    seen.add(i)
-                    path.append((i, iter(self.needs[i])))
-                    break
-            else:
-                path.pop()
-                found.append(j)
-            if len(seen) > at_most:
-                return []
-        return found
-
-    def _emit_next(self, k: int, can_wait: bool) -> int | None:
-        """Emits an equation all of whose operands are there."""
-        if self.state[k] == _DONE:
-            return None
-        before = self.state[k]
-        self.state[k] = _RUNNING
-        eqn = self.eqns[k]
-        fences: list[Any] = []
-        for v in filter(is_var, eqn.invars):
-            for buffer in self.read_from.get(v, ()):
-                if buffer in self.read and is_small(v, buffer) and self.tries[buffer]:
-                    stop = self.emit(self.update_of[buffer], can_wait=True)
-                    self.tries[buffer] -= stop is not None
-        mine = [v for v in dict.fromkeys(filter(is_var, eqn.invars)) if self.update_of.get(v) == k]
-        for buffer in mine:
-            stop = self._emit_readers(k, buffer)
-            if stop is not None and stop != k and can_wait:
-                self.state[k] = before
-                return stop
-            if stop is None:
-                fences += [buffer]
-        self._append(k, fences)
-        self.state[k] = _DONE
-        for buffer in mine:
-            self.read.pop(buffer, None)
-        return None
-
-    def _append(self, k: int, updated: list[Any]) -> None:
-        """Emits an equation as it is now, behind fences for the buffers that it updates."""
-        eqn = self.eqns[k]
-        now = substitute(eqn, {v: self.now(v) for v in eqn.invars if is_var(v)})
-        for buffer in updated:
-            passing, seen = self._cut(k, buffer)
-            if len(passing) <= MOST and (passing or seen or self._is_read_back(eqn)):
-                fence = fenced(
-                    now,
-                    self.now(buffer),
-                    [self.now(v) for v in passing],
-                    [self.now(v) for v in seen],
-                    self.constants,
-                    self.on_cpu,
-                )
-                self.passed.update(fence.names)
-                *before, now = fence.eqns
-                self.emitted += before
-        self.emitted.append(now)
-        self._taint(eqn)
-
-    def _taint(self, eqn: Any) -> None:
-        """Remembers which buffers the outputs of an equation have been read from."""
-        once = _is_computed_once(eqn)
-        sources: dict[Any, None] = {}
-        for v in filter(is_var, eqn.invars):
-            if v in self.read:
-                sources[v] = None
-            elif v in self.read_from and not self._is_computed_once(v):
-                # Who computes something once from a value that is read again reads the buffer.
-                found = self.read_from[v]
-                sources |= {b: None for b in found if not once or not is_small(v, b)}
-        sources = {b: None for b in sources if b in self.read}
-        if len(sources) > MOST:
+        first = last = self.place[update]
+        readers = [k for k in self.takers[buffer] if self.place[k] < last]
+        if not readers:
             return
-        for v in eqn.outvars:
-            if sources and size(v):
-                self.read_from[v] = list(sources)
-                for buffer in sources:
-                    self.read[buffer].append(v)
+        needed, lowest = self._needed(update, min(self.place[k] for k in readers))
+        seen = {update, *readers}
+        for k in readers:  # It grows.
+            once = is_computed_once(self.eqns[k])
+            for v in self.eqns[k].outvars:
+                is_kept = is_small(v, buffer)
+                for user in self.takers.get(v, ()):
+                    if user in seen or self.place[user] > last:
+                        continue
+                    seen.add(user)
+                    if is_kept and user not in needed and self.place[user] >= lowest:
+                        first = min(first, self.place[user])
+                        self.before[user].append(update)
+                    elif not once and not (is_kept and is_computed_once(self.eqns[user])):
+                        readers.append(user)
+            if len(seen) > FARTHEST:
+                break
+        self._move(first, last, needed)
 
-    def _emit_readers(self, k: int, buffer: Any) -> int | None:
-        """Emits the readers of a buffer. Returns None, or what one of them must wait for."""
-        if sum(v is buffer for v in self.eqns[k].invars) > 1:
-            return k
-        for j in self.taken_by[buffer]:
-            if j != k and (stop := self.emit(j, can_wait=True)) is not None:
-                return stop
-        # Large values aren't kept: those who make small ones of them come first too.
-        for v in self.read[buffer]:  # It grows.
-            if not is_small(v, buffer) and not self._is_computed_once(v):
-                for j in self.taken_by.get(v, ()):
-                    self.emit(j, can_wait=True)
-        return None
+    def _put_first(self, k: int, update: int) -> bool:
+        """Puts an equation before an update, unless it needs it."""
+        first, last = self.place[update], self.place[k]
+        if first < last:
+            moved, lowest = self._needed(k, first)
+            if update in moved or lowest > first:
+                return False
+            self._move(first, last, moved)
+        self.before[update].append(k)
+        return True
 
-    def _cut(self, k: int, buffer: Any) -> tuple[list[Any], list[Any]]:
-        """The values read from a buffer that its update must wait for.
+    def _move(self, first: int, last: int, needed: set[int]) -> None:
+        """Puts the equation at the place `last`, with what it needs, at the place `first`."""
+        if first == last:
+            return
+        *window, k = self.order[first : last + 1]
+        moved = [j for j in window if j in needed]
+        rest = [j for j in window if j not in needed]
+        self.order[first : last + 1] = [*moved, k, *rest]
+        self._number(first, last + 1)
 
-        First those that are needed afterwards and would be computed again, then those that only
-        have to be there. There are none if all that they are for is the update itself.
-        """
-        cut = [v for v in self.read[buffer] if self._is_needed_after(v, k)]
-        if all(self._is_for(v, k) for v in cut):
-            return [], []
-        once = [v for v in cut if self._is_computed_once(v)]
-        if once:
-            needed = {*self._ancestors(k, done=True)}
-            once = [v for v in once if self.made_by[v] not in needed]
-            cut = [v for v in cut if not self._is_computed_once(v) or v in once]
-            if all(self._is_for(v, k) for v in cut):
-                return [], []
-        seen = [v for v in once if not is_small(v, buffer)]
-        return [v for v in cut if v not in seen], seen
+    def _needed(self, k: int, lowest: int = 0) -> tuple[set[int], int]:
+        """What an equation needs, from a place on, or the nearest of that; and from which place."""
+        found: set[int] = set()
+        nearest = [-self.place[k]]
+        while nearest:
+            place = -heapq.heappop(nearest)
+            if len(found) > FARTHEST:
+                return found, place + 1
+            for j in self.before[self.order[place]]:
+                if j not in found and self.place[j] >= lowest:
+                    found.add(j)
+                    heapq.heappush(nearest, -self.place[j])
+        return found, lowest
 
-    def _is_for(self, v: Any, k: int) -> bool:
-        """Whether nobody needs a value any more but one equation."""
-        return v not in self.returned and all(
-            j == k or self.state[j] == _DONE for j in self.taken_by[v]
-        )
+    def _number(self, first: int, end: int | None = None) -> None:
+        for place, k in enumerate(self.order[first:end], first):
+            self.place[k] = place
 
-    def _is_read_back(self, eqn: Any) -> bool:
-        """Whether the result of an update is read by what XLA may put the update into.
 
-        XLA may repeat the update there, or find that what is read is what has been written, and
-        repeat how that came about.
-        """
-        if not is_update(eqn) or not self.on_cpu:
-            return False
-        [out] = eqn.outvars
-        return any(
-            self.update_of.get(out) != j and not _has_jaxprs(self.eqns[j])
-            for j in self.taken_by.get(out, ())
-        )
+def needs(body: Body) -> list[list[int]]:
+    """For each equation those that must come before it: effects keep their order."""
+    made_by = body.producers()
+    last: list[int] = []
+    found = []
+    for k, eqn in enumerate(body.eqns):
+        made = [made_by[v] for v in eqn.invars if is_var(v) and v in made_by]
+        found.append(made + last if eqn.effects else made)
+        if eqn.effects:
+            last = [k]
+    return found
 
-    def _is_needed_after(self, v: Any, k: int) -> bool:
-        return v in self.returned or any(
-            self.state[j] != _DONE or j == k for j in self.taken_by.get(v, ())
-        )
 
-    def _is_computed_once(self, v: Any) -> bool:
-        return _is_computed_once(self.eqns[self.made_by[v]])
+def last_updates(body: Body) -> dict[Any, int]:
+    """The buffers that may be updated in place, as they aren't returned, each with its update."""
+    returned = {v for v in body.outvars if is_var(v)}
+    return {v: k for k, eqn in enumerate(body.eqns) for v in _updated(eqn) if v not in returned}
 
 
 def _updated(eqn: Any) -> list[Any]:
@@ -285,9 +187,10 @@ def _updated(eqn: Any) -> list[Any]:
     return [v for v in atoms if is_buffer(v)]
 
 
-def _is_computed_once(eqn: Any) -> bool:
-    return facts_of(eqn.primitive).is_computed_once or _has_jaxprs(eqn) or bool(eqn.effects)
+def is_computed_once(eqn: Any) -> bool:
+    """Whether XLA never repeats an equation where its results are used."""
+    return facts_of(eqn.primitive).is_computed_once or has_jaxprs(eqn) or bool(eqn.effects)
 
 
-def _has_jaxprs(eqn: Any) -> bool:
+def has_jaxprs(eqn: Any) -> bool:
     return any(True for _ in _jax.jaxprs_in(eqn.params))

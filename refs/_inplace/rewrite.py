@@ -8,6 +8,7 @@ from refs import _jax
 from refs._inplace.accumulate import accumulate
 from refs._inplace.body import Body
 from refs._inplace.branches import split_branches
+from refs._inplace.fences import put_fences
 from refs._inplace.flatten import flatten, is_worth_it, map_jaxprs
 from refs._inplace.gathers import slice_small_gathers
 from refs._inplace.order import order
@@ -48,5 +49,8 @@ def _rewrite(jaxpr: Any, on_cpu: bool, known: dict[int, Any]) -> Any:
         if on_cpu:
             split_branches(body)
             slice_small_gathers(body)
-        known[id(jaxpr)] = jaxpr, body.close() if order(body, on_cpu) else jaxpr
+        is_ordered = order(body)
+        if is_ordered:
+            put_fences(body, on_cpu)
+        known[id(jaxpr)] = jaxpr, body.close() if is_ordered else jaxpr
     return known[id(jaxpr)][1]
