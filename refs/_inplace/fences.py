@@ -12,7 +12,8 @@ from refs._inplace.body import Body, is_small, is_update, is_var, size, substitu
 from refs._inplace.fence import fenced
 from refs._inplace.order import has_jaxprs, is_computed_once, last_updates, needs
 
-# How many values a fence is worth.
+# From how many buffers a value is remembered to have been read. The bound is against the square: a
+# sum over a thousand refs would be noted with each of them at each step.
 MOST = 64
 
 
@@ -56,7 +57,7 @@ class _Fences:
             if self.taken_by[buffer][-1] > k or sum(v is buffer for v in eqn.invars) > 1:
                 continue  # XLA copies it.
             passing, seen = self._cut(k, buffer)
-            if len(passing) <= MOST and (passing or seen or self._is_read_back(eqn)):
+            if passing or seen or self._is_read_back(eqn):
                 fence = fenced(
                     now,
                     self.now(buffer),

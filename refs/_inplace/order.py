@@ -20,6 +20,9 @@ from refs._inplace.branches import updated_operands
 from refs._tracing.facts import facts_of
 
 # How many equations may be moved for the sake of one edge. The search for a cycle looks at no more.
+# With 0, 3 and 10 there are copies in 8, 2 and 1 of the programs of `tests/test_in_place*.py`, from
+# 30 on in none. The bound is for the worst case, an edge in each equation that looks at the whole
+# program: the time for 10,000 equations of real programs is the same with 30, 300 and 3,000.
 FARTHEST = 300
 
 
