@@ -6,9 +6,11 @@ import dis
 import os
 import sys
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
+
+from refs._types import Aval
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
@@ -40,7 +42,7 @@ class Origin:
 UNKNOWN = Origin(None, None)
 
 
-def origin_of(aval: Any) -> Origin:
+def origin_of(aval: Aval) -> Origin:
     """That in a ref's type: of one of JAX's own, and of anything else, UNKNOWN."""
     return getattr(aval, "origin", UNKNOWN)
 

@@ -44,6 +44,7 @@ from refs._tracing.facts import Facts as Facts
 from refs._tracing.facts import inner_calls
 from refs._tracing.touch import Touch as Touch
 from refs._tracing.touch_analysis import touches_of
+from refs._types import Eqn, Value
 
 
 def register(*primitives: Any, **facts: Any) -> Callable[[Rule], Rule]:
@@ -70,7 +71,7 @@ def _guarded(rule: Rule) -> Rule:
     """
 
     @functools.wraps(rule)
-    def run(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    def run(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
         with _masked(ctx, args), _sealed(eqn, args):
             return rule(ctx, eqn, args)
 
@@ -78,7 +79,7 @@ def _guarded(rule: Rule) -> Rule:
 
 
 @contextmanager
-def _masked(ctx: Context, args: Sequence[Any]) -> Iterator[None]:
+def _masked(ctx: Context, args: Sequence[Value]) -> Iterator[None]:
     lanes = ctx.lanes
     if lanes is None or lanes.mask is None:
         yield
@@ -92,7 +93,7 @@ def _masked(ctx: Context, args: Sequence[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _sealed(eqn: Any, args: Sequence[Any]) -> Iterator[None]:
+def _sealed(eqn: Eqn, args: Sequence[Value]) -> Iterator[None]:
     """Meanwhile nothing can be written that is only read by what the primitive's effects say."""
     if any(True for _ in inner_calls(eqn)):
         yield

@@ -18,7 +18,8 @@ PACKAGE = ROOT / "refs"
 
 # A module may import modules of earlier rows only. `_discharge.rules.*` stands for its files.
 LAYERS = [
-    ["errors", "_origin"],
+    ["errors", "_types"],
+    ["_origin"],
     ["_jax.trees", "_jax.primitives", "_jax.words"],
     ["_jax.names"],
     ["_jax.callbacks", "_jax.equations", "_jax.hijax"],

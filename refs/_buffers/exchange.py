@@ -62,6 +62,7 @@ from refs._buffers.owners import (
     readers,
     wait_for_readers,
 )
+from refs._types import RefLike, Value
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     raise ImportError(
@@ -83,7 +84,7 @@ class Busy(Exception):
 def exchange(
     cells: Sequence[Cell],
     call: Callable[..., Any],
-    operands: tuple[Any, ...] = (),
+    operands: tuple[Value, ...] = (),
     read_cells: Sequence[Cell] = (),
     read_buffers: list[Any] | None = None,
     calls_back: bool = False,
@@ -129,7 +130,7 @@ def exchange(
         del records[-1]
 
 
-def exchange_one(cell: Cell, call: Callable[..., Any], *operands: Any) -> Any:
+def exchange_one(cell: Cell, call: Callable[..., Any], *operands: Value) -> Any:
     """`exchange` of one buffer, in half the time."""
     records = mine.records
     records += (cell,)
@@ -147,7 +148,7 @@ def exchange_one(cell: Cell, call: Callable[..., Any], *operands: Any) -> Any:
         del records[-1]
 
 
-def call_reading(cell: Cell, call: Callable[..., Any], operand: Any) -> Any:
+def call_reading(cell: Cell, call: Callable[..., Any], operand: Value) -> Any:
     """`call(buffer, operand)` of the buffer in a cell, which stays there, and isn't donated.
 
     Raises:
@@ -201,12 +202,12 @@ def wait(n: int, written: Sequence[Any], read: Sequence[Any] = ()) -> int:
     return n + 1
 
 
-def current_buffer(ref: Any) -> Any:
+def current_buffer(ref: RefLike) -> Any:
     """The buffer that a ref holds, for reading: the next call that writes the ref deletes it."""
     return patiently(lambda: call_reading(ref._cell, lambda buffer, _: buffer, None), read=[ref])
 
 
-def end(ref: Any, how: str) -> Any:
+def end(ref: RefLike, how: str) -> Any:
     """Takes a ref's buffer away for ever, and returns it. Later uses are errors that say `how`."""
 
     def take_away(held: list[Any]) -> Any:

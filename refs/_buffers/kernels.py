@@ -9,7 +9,7 @@ needs no `Index`; the long one takes all of them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,24 +22,25 @@ from refs._buffers.handles import buffer_of, is_ours, sharding_of, update_native
 from refs._buffers.signals import without_signals
 from refs._indexing.index import Index
 from refs._indexing.values import fit, is_enabled
+from refs._types import DType, Indexer, RefLike, Sharding, Value
 
 # ---------------------------------------------------------------------------------------------
 # The long way: any index
 
 
-def read(ref: Any, index: Index, out_sharding: Any = None) -> jax.Array:
+def read(ref: RefLike, index: Index, out_sharding: Any = None) -> jax.Array:
     """A copy of the indexed part: the handle's own buffer is never given away."""
     skeleton, operands = index.split()
     return _read(ref, reader(skeleton, ref.dtype, out_sharding), operands)
 
 
-def update(ref: Any, index: Index, method: str, operand: Any) -> None:
+def update(ref: RefLike, index: Index, method: str, operand: Value) -> None:
     """`ref.at[index].<method>(operand)`."""
     skeleton, operands = index.split()
     _update(ref, updater(ref, method, skeleton), operands, operand)
 
 
-def swap(ref: Any, index: Index, value: Any) -> jax.Array:
+def swap(ref: RefLike, index: Index, value: Value) -> jax.Array:
     """Overwrites the indexed part and returns what stood there; nothing comes between."""
     skeleton, operands = index.split()
     old = _update(ref, updater(ref, "swap", skeleton), operands, value)
@@ -55,7 +56,7 @@ class Kernel:
         self.compiled, self.is_warm = compiled, False
 
 
-def _update(ref: Any, kernel: Kernel, *operands: Any) -> Any:
+def _update(ref: RefLike, kernel: Kernel, *operands: Value) -> Any:
     """Gives a ref the buffer that the kernel makes of its own, which is donated."""
     if not kernel.is_warm:
         # An interrupt would lose what JAX's Python code has in its hands.
@@ -65,7 +66,7 @@ def _update(ref: Any, kernel: Kernel, *operands: Any) -> Any:
     return _exchanged(ref, kernel.compiled, operands)
 
 
-def _exchanged(ref: Any, run: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+def _exchanged(ref: RefLike, run: Callable[..., Any], operands: tuple[Value, ...]) -> Any:
     if not is_ours(ref):
         [[buffer], rest] = run([buffer_of(ref)], *operands)
         update_native(ref, buffer)
@@ -76,7 +77,7 @@ def _exchanged(ref: Any, run: Callable[..., Any], operands: tuple[Any, ...]) -> 
         return patiently(lambda: exchange_one(ref._cell, run, *operands), [ref])
 
 
-def _read(ref: Any, kernel: Callable[..., jax.Array], operands: Any) -> jax.Array:
+def _read(ref: RefLike, kernel: Callable[..., jax.Array], operands: Sequence[Value]) -> jax.Array:
     if not is_ours(ref):
         return kernel(buffer_of(ref), operands)
     try:
@@ -89,10 +90,10 @@ def _read(ref: Any, kernel: Callable[..., jax.Array], operands: Any) -> jax.Arra
 
 
 @functools.lru_cache(maxsize=4096)
-def reader(skeleton: Index, dtype: Any, out_sharding: Any = None) -> Callable[..., jax.Array]:
+def reader(skeleton: Index, dtype: DType, out_sharding: Any = None) -> Callable[..., jax.Array]:
     """The kernel that takes a buffer and the rest of an index, and copies the part."""
 
-    def read_kernel(x: jax.Array, operands: list[Any]) -> jax.Array:
+    def read_kernel(x: jax.Array, operands: list[Value]) -> jax.Array:
         x = _jax.wrap_keys(x, dtype)
         return skeleton.join(operands).read(x, out_sharding)
 
@@ -101,7 +102,7 @@ def reader(skeleton: Index, dtype: Any, out_sharding: Any = None) -> Callable[..
     return jax.jit(read_kernel)
 
 
-def updater(ref: Any, method: str, skeleton: Index) -> Kernel:
+def updater(ref: RefLike, method: str, skeleton: Index) -> Kernel:
     """The kernel that takes a ref's buffer, in a list, the rest of an index, and an operand.
 
     The buffer is donated. It gives the new one, in a list, and of a `swap` what was there before.
@@ -114,15 +115,20 @@ def updater(ref: Any, method: str, skeleton: Index) -> Kernel:
 
 @functools.lru_cache(maxsize=4096)
 def _updater(
-    method: str, skeleton: Index, sharding: Any, dtype: Any, jit: bool, is_donated: bool
+    method: str,
+    skeleton: Index,
+    sharding: Sharding | None,
+    dtype: DType,
+    jit: bool,
+    is_donated: bool,
 ) -> Kernel:
-    def update_kernel(held: list[Any], operands: list[Any], value: Any) -> Any:
+    def update_kernel(held: list[Any], operands: list[Value], value: Value) -> Any:
         index, old = skeleton.join(operands), _jax.wrap_keys(held[0], dtype)
         part = _jax.unwrap_keys(index.read(old)) if method == "swap" else None
         new = index.update(old, "set" if method == "swap" else method, value)
         return [_jax.unwrap_keys(new)], part
 
-    def op_by_op(held: list[Any], operands: list[Any], value: Any) -> Any:
+    def op_by_op(held: list[Any], operands: list[Value], value: Value) -> Any:
         # It may be the very array that it was given, and lie where the value did.
         [x], part = update_kernel(held, operands, value)
         new = jnp.copy(x)
@@ -141,7 +147,7 @@ def _updater(
 # The short way: integers and slices of a ref of ours, on one device, of an ordinary dtype
 
 
-def try_read(ref: Any, idx: Any) -> jax.Array | None:
+def try_read(ref: RefLike, idx: Indexer) -> jax.Array | None:
     """`ref[idx]`, or None where the long way must be taken."""
     found = _locate(ref, idx)
     if found is None:
@@ -150,7 +156,7 @@ def try_read(ref: Any, idx: Any) -> jax.Array | None:
     return _read(ref, _quick_reader(ref._shape, kinds), operands)
 
 
-def try_update(ref: Any, idx: Any, method: str, value: Any) -> bool:
+def try_update(ref: RefLike, idx: Indexer, method: str, value: Value) -> bool:
     """Writes ("set") or accumulates ("add") `value`; False where the long way must be taken."""
     found = _locate(ref, idx)
     if found is None:
@@ -178,7 +184,7 @@ def try_update(ref: Any, idx: Any, method: str, value: Any) -> bool:
     return True
 
 
-def _locate(ref: Any, idx: Any) -> tuple[tuple[Any, ...], Any] | None:
+def _locate(ref: RefLike, idx: Indexer) -> tuple[tuple[Any, ...], Any] | None:
     """The kind of the index, an entry for each axis, and its numbers."""
     if not ref._is_plain or _jax.is_jit_disabled() or _jax.looks_for_nans():
         return None
@@ -268,7 +274,7 @@ def _quick_updater(
 ) -> tuple[Kernel, tuple[int, ...]]:
     skeleton = skeleton_of(shape, kinds)
 
-    def update_kernel(held: list[Any], numbers: Any, value: Any) -> Any:
+    def update_kernel(held: list[Any], numbers: Any, value: Value) -> Any:
         [x] = held
         value = fit(value, skeleton.result_shape, x.dtype)
         return [skeleton.join(list(numbers)).update(x, method, value)], None

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from refs import _jax
+from refs._types import RefLike
 from refs.errors import RefStateError
 
 # What holds a ref's buffer, or nothing while that is taken.
@@ -83,7 +84,7 @@ def wait_for_readers(cells: Sequence[Cell]) -> bool:
         time.sleep(0)
 
 
-def check_may_wait(ref: Any) -> None:
+def check_may_wait(ref: RefLike) -> None:
     """Refuses to wait for a call that waits for us.
 
     Raises:
@@ -105,7 +106,7 @@ def check_may_wait(ref: Any) -> None:
     )
 
 
-def check_not_read(refs: Iterable[Any]) -> None:
+def check_not_read(refs: Iterable[RefLike]) -> None:
     """Refuses a callback to write what a program with callbacks reads: it may be its own.
 
     Raises:

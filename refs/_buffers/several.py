@@ -12,6 +12,7 @@ from refs._buffers.handles import buffer_of, is_ours, update_native
 from refs._buffers.kernels import reader, skeleton_of, updater
 from refs._buffers.signals import without_signals
 from refs._indexing.values import fit
+from refs._types import Buffer, RefLike, Value
 
 
 def together(
@@ -43,7 +44,7 @@ def together(
     return patiently(attempt, written, read)
 
 
-def _cell_of(ref: Any) -> list[Any]:
+def _cell_of(ref: RefLike) -> list[Any]:
     """A ref's cell; one of JAX's own gets one for the time being."""
     return ref._cell if is_ours(ref) else [buffer_of(ref)]
 
@@ -76,14 +77,14 @@ def replaced(
     return together(written, read if calls_back else [], call, calls_back)
 
 
-def holding(refs: Sequence[Any], call: Callable[[], Any]) -> Any:
+def holding(refs: Sequence[RefLike], call: Callable[[], Any]) -> Any:
     """`call()`, which calls back, while these refs are taken: its callbacks can't have them."""
     return together(refs, [], lambda held, _: (held, jax.block_until_ready(call())), True)
 
 
 def replace(
-    refs: Sequence[Any],
-    values: Sequence[Any],
+    refs: Sequence[RefLike],
+    values: Sequence[Value],
     objection: Callable[[Sequence[Any], Sequence[Any]], Any],
 ) -> Any:
     """Gives distinct refs new values: all of them or none.
@@ -101,7 +102,7 @@ def replace(
     return together(refs, [], call) if refs else None
 
 
-def _overwrite(refs: Sequence[Any], held: list[Any], values: Sequence[Any]) -> None:
+def _overwrite(refs: Sequence[RefLike], held: list[Any], values: Sequence[Value]) -> None:
     """Puts values into buffers, which are donated."""
 
     def write() -> None:
@@ -112,7 +113,7 @@ def _overwrite(refs: Sequence[Any], held: list[Any], values: Sequence[Any]) -> N
     without_signals(write)
 
 
-def _copies(refs: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
+def _copies(refs: Sequence[RefLike], buffers: Sequence[Buffer]) -> list[Any]:
     try:
         return [
             reader(skeleton_of(ref.shape, ()), ref.dtype)(buffer, [])

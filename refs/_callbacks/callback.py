@@ -24,6 +24,7 @@ from refs._handles.ref import Ref, new_ref
 from refs._handles.view import RefView
 from refs._origin import user_site
 from refs._tracing.trace import one_name, ref_type, unique
+from refs._types import Aval, DType, RefLike, Sharding, Value
 from refs.errors import RefTypeError, RefValueError
 
 
@@ -158,7 +159,7 @@ _METHODS = (
 
 class _Options(NamedTuple):
     what: str
-    sharding: Any
+    sharding: Sharding | None
     method: str | None
     keep_old: bool | None
     device: str | None
@@ -195,7 +196,7 @@ def _call(
     return jax.tree.unflatten(out_tree, _bind(host, name, refs, [*in_indices, *arrays]))
 
 
-def _bind(host: Host, name: str, refs: list[Any], operands: list[Any]) -> Any:
+def _bind(host: Host, name: str, refs: list[RefLike], operands: list[Value]) -> Any:
     """The results of the call, made now or traced."""
     if not _jax.at_top_level():
         if refs:
@@ -226,7 +227,7 @@ def _checked_name(callback: Any, options: _Options) -> str:
     return name
 
 
-def _results(types: list[Any], name: str, device: str | None) -> tuple[Any, ...]:
+def _results(types: list[Aval], name: str, device: str | None) -> tuple[Any, ...]:
     if device == "gpu" and types:
         raise RefTypeError(f"{name} with device='gpu' and results: write them to refs")
     for t in types:
@@ -239,7 +240,7 @@ def _results(types: list[Any], name: str, device: str | None) -> tuple[Any, ...]
     return tuple(_jax.array_type(t.shape, _on_host(t.dtype, name)) for t in types)
 
 
-def _array(x: Any) -> Any:
+def _array(x: Value) -> Any:
     if isinstance(x, jax.Array):
         return x
     if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "biufc" and _jax.at_top_level():
@@ -258,7 +259,7 @@ def _part(view: RefView, number: int) -> Part:
 _WHOLE = ((...,),)
 
 
-def _on_host(dtype: Any, name: str) -> Any:
+def _on_host(dtype: DType, name: str) -> Any:
     """The dtype, as JAX has it, if NumPy's memory is the same as XLA's."""
     dtype, why_not = _host_dtype(dtype, jax.config.read("jax_enable_x64"))
     if why_not is not None:
@@ -267,7 +268,7 @@ def _on_host(dtype: Any, name: str) -> Any:
 
 
 @functools.lru_cache
-def _host_dtype(dtype: Any, _: bool) -> tuple[Any, str | None]:
+def _host_dtype(dtype: DType, _: bool) -> tuple[Any, str | None]:
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return dtype, "PRNG keys: NumPy has none. Pass `jax.random.key_data(keys)`"
     dtype = jax.dtypes.canonicalize_dtype(dtype)

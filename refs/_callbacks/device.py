@@ -10,6 +10,7 @@ import numpy as np
 
 from refs._callbacks.failure import passed_on
 from refs._callbacks.plan import Plan
+from refs._types import Aval, DType
 from refs.errors import RefTypeError
 
 
@@ -27,7 +28,7 @@ class DeviceArray:
       writeable: whether it is a ref's.
     """
 
-    def __init__(self, buffer: Any, shape: Any, dtype: Any, stream: int, writeable: bool):
+    def __init__(self, buffer: Any, shape: Any, dtype: DType, stream: int, writeable: bool):
         self._buffer, self.stream, self.writeable = buffer, stream, writeable
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
 
@@ -52,7 +53,7 @@ class DeviceArray:
         return f"DeviceArray(shape={self.shape}, dtype={self.dtype})"
 
 
-def on_device(plan: Plan, types: Sequence[Any], n_kept: int) -> Callable[..., Any]:
+def on_device(plan: Plan, types: Sequence[Aval], n_kept: int) -> Callable[..., Any]:
     """The handler that calls with arrays on the device, of these types.
 
     Between the roots and the others stand `n_kept` operands that it has nothing to do with.

@@ -19,6 +19,7 @@ from refs._buffers.several import together
 from refs._callbacks.failure import Failure, raise_failure
 from refs._callbacks.host import Host
 from refs._callbacks.plan import Plan
+from refs._types import Buffer, RefLike, Value
 
 # Together, refs of this size are copied in the time that a call takes anyway.
 MOST_KEPT = 64 * 1024
@@ -29,7 +30,7 @@ def keeps_old(keep_old: bool | None, n_bytes: int) -> bool:
     return n_bytes <= MOST_KEPT if keep_old is None else keep_old
 
 
-def call_now(host: Host, refs: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+def call_now(host: Host, refs: Sequence[RefLike], operands: Sequence[Value]) -> list[Any]:
     """Calls the host, at top level; the results."""
     plan = Plan.of(host, len(refs))
 
@@ -57,7 +58,9 @@ def call_now(host: Host, refs: Sequence[Any], operands: Sequence[Any]) -> list[A
     return together(refs, [], call, calls_back=True)
 
 
-def _run(plan: Plan, refs: Sequence[Any], roots: list[Any], operands: Sequence[Any]) -> list[Any]:
+def _run(
+    plan: Plan, refs: Sequence[RefLike], roots: list[Any], operands: Sequence[Value]
+) -> list[Any]:
     host = plan.host
     arrays = [np.asarray(x) for x in operands]
     results = [np.empty(t.shape, t.dtype) for t in host.results]
@@ -76,7 +79,7 @@ def _run(plan: Plan, refs: Sequence[Any], roots: list[Any], operands: Sequence[A
 _alone = jax.jit(lambda x: x, donate_argnums=0, keep_unused=True)
 
 
-def _memory(buffer: Any) -> np.ndarray:
+def _memory(buffer: Buffer) -> np.ndarray:
     """The very memory of an array on a CPU, to be written to. The array must stay alive.
 
     Of one that is elsewhere, a copy.
@@ -88,10 +91,10 @@ def _memory(buffer: Any) -> np.ndarray:
     size = math.prod(shape) * dtype.itemsize
     if not size:
         return np.empty(shape, dtype)
-    memory = (ctypes.c_char * size).from_address(buffer.unsafe_buffer_pointer())
+    memory: Any = (ctypes.c_char * size).from_address(buffer.unsafe_buffer_pointer())
     return np.ndarray(shape, dtype, memory)
 
 
-def _is_on_host(buffer: Any) -> bool:
+def _is_on_host(buffer: Buffer) -> bool:
     [device] = buffer.devices()
     return device.platform == "cpu"

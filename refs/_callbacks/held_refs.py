@@ -14,9 +14,10 @@ from refs._callbacks.eager import keeps_old
 from refs._callbacks.host import Host
 from refs._callbacks.primitives import host_callback_p, ref_callback_p
 from refs._tracing.facts import can_fail, can_fail_itself, inner_calls
+from refs._types import ClosedJaxpr
 
 
-def uncopied(closed: Any, refs: dict[Any, Any]) -> set[Any]:
+def uncopied(closed: ClosedJaxpr, refs: dict[Any, Any]) -> set[Any]:
     """Those of the refs that a call of the jaxpr keeps no copies of.
 
     Args:
@@ -31,12 +32,12 @@ def uncopied(closed: Any, refs: dict[Any, Any]) -> set[Any]:
     return set() if keeps_old(flag, n_bytes) else found
 
 
-def calls_host(closed: Any) -> bool:
+def calls_host(closed: ClosedJaxpr) -> bool:
     """Whether a callback of ours is called."""
     return _jax.any_equation(closed, lambda e: e.primitive in (ref_callback_p, host_callback_p))
 
 
-def _held_by_all(closed: Any) -> set[Any] | None:
+def _held_by_all(closed: ClosedJaxpr) -> set[Any] | None:
     """Variables, and ids of closed-over refs, that all that can fail is given; None if nothing can.
 
     A ref by another of its names isn't found: it is copied, then.
@@ -62,7 +63,7 @@ def _held_by_all(closed: Any) -> set[Any] | None:
     return result
 
 
-def _hosts(closed: Any) -> Iterator[Host]:
+def _hosts(closed: ClosedJaxpr) -> Iterator[Host]:
     for eqn in closed.jaxpr.eqns:
         if eqn.primitive is ref_callback_p:
             yield eqn.params["host"]

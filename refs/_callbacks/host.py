@@ -18,6 +18,7 @@ from refs._buffers.owners import called_back
 from refs._handles.view import RefView
 from refs._indexing.values import convert
 from refs._origin import Site
+from refs._types import PyTreeDef, Value
 from refs.errors import RefIndexError, RefTypeError, RefValueError
 
 
@@ -53,7 +54,7 @@ class Host:
         self,
         what: str,
         callback: Any,
-        tree: Any,
+        tree: PyTreeDef,
         leaves: tuple[Part | None, ...],
         results: tuple[Any, ...],
         origins: tuple[Any, ...],
@@ -87,7 +88,7 @@ class Host:
         return self.name
 
     def call(
-        self, roots: Sequence[Any], arrays: Sequence[Any], results: Sequence[Any], batch: Any = ()
+        self, roots: Sequence[Any], arrays: Sequence[Value], results: Sequence[Any], batch: Any = ()
     ) -> None:
         """Calls the callback.
 
@@ -118,7 +119,7 @@ class Host:
             self._store(out, results)
 
     def _part(
-        self, part: Part, x: Any, path: Any, batch: Any, copies: list[tuple[Any, Any, Any]]
+        self, part: Part, x: Value, path: Any, batch: Any, copies: list[tuple[Any, Any, Any]]
     ) -> Any:
         """The part of `x`. Where integer arrays or masks make it a copy, it is noted in `copies`:
         (of what, the index, the copy).
@@ -180,5 +181,5 @@ def _numpy_index(entry: Any) -> Any:
     return entry
 
 
-def _take(arrays: Iterator[Any], part: Part) -> list[Any]:
+def _take(arrays: Iterator[Value], part: Part) -> list[Any]:
     return [next(arrays) for _ in range(part.n_arrays)]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refs._callbacks.host import Host
+from refs._types import Value
 from refs.errors import RefEscapeError
 
 
@@ -67,7 +68,7 @@ class Plan(NamedTuple):
         # Nearly always, and then fast.
         is_simple = self._replace(numbers=()) == Plan.of(self.host, n)
 
-        def run(operands: Sequence[Any], results: Sequence[Any]) -> None:
+        def run(operands: Sequence[Value], results: Sequence[Any]) -> None:
             before = [*map(sys.getrefcount, operands)]
             try:
                 if is_simple:
@@ -84,7 +85,7 @@ class Plan(NamedTuple):
 
         return run
 
-    def _map(self, depth: int, operands: Sequence[Any], results: Sequence[Any]) -> None:
+    def _map(self, depth: int, operands: Sequence[Value], results: Sequence[Any]) -> None:
         """The call in the lanes of the first `depth` layers."""
         if depth == 0:
             self._call(operands, results)
@@ -103,7 +104,7 @@ class Plan(NamedTuple):
         else:
             self._call_once(operands, results)
 
-    def _call(self, operands: Sequence[Any], results: Sequence[Any], batch: Any = ()) -> None:
+    def _call(self, operands: Sequence[Value], results: Sequence[Any], batch: Any = ()) -> None:
         roots, rest = list(operands[: self.n_roots]), list(operands[self.n_roots :])
         if self.has_mask and not np.all(rest.pop(0)):
             for x in results:
@@ -117,7 +118,7 @@ class Plan(NamedTuple):
             del rest[:n]
         self.host.call(refs, rest, results, batch)
 
-    def _call_once(self, operands: Sequence[Any], results: Sequence[Any]) -> None:
+    def _call_once(self, operands: Sequence[Value], results: Sequence[Any]) -> None:
         """One call for all lanes, whose axes come first: the outermost map's first of all."""
         operands = list(operands)
         for depth, layer in enumerate(reversed(self.layers)):

@@ -20,6 +20,7 @@ from refs._callbacks.device import on_device
 from refs._callbacks.failure import passed_on
 from refs._callbacks.host import Host
 from refs._callbacks.plan import Layer, Plan
+from refs._types import Aval, Buffer, Value
 from refs.errors import MissingRuleError, RefTypeError, RefValueError
 
 ref_callback_p = Primitive("ref_callback")
@@ -56,7 +57,7 @@ _jax.register_native_discharge(ref_callback_p, _discharge)
 
 
 @host_callback_p.def_impl
-def _evaluate(*operands: Any, **params: Any) -> Any:
+def _evaluate(*operands: Value, **params: Any) -> Any:
     """Run op by op: on copies of the roots, as nobody has said that they may be overwritten."""
     host, key = params["plan"].host, tuple(params.items())
     if key not in host.compiled:
@@ -78,7 +79,7 @@ _jax.refuse_derivatives(host_callback_p, _refuse_derivatives)
 
 def _batch(
     size: int,
-    operands: Sequence[Any],
+    operands: Sequence[Value],
     axes: Sequence[int | None],
     *,
     plan: Plan,
@@ -120,7 +121,7 @@ _jax.register_batching(host_callback_p, _batch)
 
 
 def _on_buffers(
-    platform: str, types: Sequence[Any], *, plan: Plan, n_kept: int, is_io: bool
+    platform: str, types: Sequence[Aval], *, plan: Plan, n_kept: int, is_io: bool
 ) -> tuple[Callable[..., Any], int] | None:
     n_operands, n_state = len(types), plan.n_roots + n_kept
     if platform != "cpu":
@@ -147,7 +148,7 @@ def _on_buffers(
     return handler, n_state
 
 
-def _memory_of(buffer: Any) -> Any:
+def _memory_of(buffer: Buffer) -> Any:
     """The array in a buffer of XLA's.
 
     The owner of jaxlib's own array is an object at a place on the stack, and then it is gone. If
@@ -159,7 +160,7 @@ def _memory_of(buffer: Any) -> Any:
     return np.ndarray(x.shape, x.dtype, memory)
 
 
-def _staged(*operands: Any, plan: Plan, n_kept: int, is_io: bool) -> Any:
+def _staged(*operands: Value, plan: Plan, n_kept: int, is_io: bool) -> Any:
     """Through copies on the host, where there is no memory that both could use."""
     n_state = plan.n_roots + n_kept
     kept = operands[plan.n_roots : n_state]

@@ -15,6 +15,7 @@ from refs._derivatives.direct import Direct, op_by_op
 from refs._derivatives.inputs import Inputs
 from refs._derivatives.traced import Traced
 from refs._transactions.signature import check_callable
+from refs._types import Value
 from refs.errors import RefTypeError, RefValueError
 
 
@@ -51,7 +52,7 @@ def derivative(
 
     @functools.wraps(fun)
     def derived(*args: Any, **kwargs: Any) -> Any:
-        def check(x: Any) -> None:
+        def check(x: Value) -> None:
             _check_variable(doing, x, holomorphic, allow_int)
 
         inputs = Inputs.of(doing, argnums, args, kwargs)
@@ -60,7 +61,7 @@ def derivative(
     return derived
 
 
-def _check_variable(doing: str, x: Any, holomorphic: bool, allow_int: bool) -> None:
+def _check_variable(doing: str, x: Value, holomorphic: bool, allow_int: bool) -> None:
     """Refuses what has no gradient of its own type, as JAX does."""
     if _jax.is_of_hi_type(x):  # Its derivative is what it says itself.
         return
@@ -83,7 +84,7 @@ def _check_variable(doing: str, x: Any, holomorphic: bool, allow_int: bool) -> N
     )
 
 
-def check_output(doing: str, x: Any, holomorphic: bool) -> None:
+def check_output(doing: str, x: Value, holomorphic: bool) -> None:
     """Refuses an output that has no gradient of the variables' type, as JAX does."""
     wanted, word = (jnp.complexfloating, "complex") if holomorphic else (jnp.floating, "real")
     if not jnp.issubdtype(x.dtype, wanted):

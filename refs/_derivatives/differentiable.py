@@ -14,6 +14,7 @@ from jax import lax
 from refs import _jax
 from refs._derivatives.inputs import Inputs
 from refs._transactions.signature import flags
+from refs._types import PyTreeDef, Value
 from refs.errors import RefEscapeError, RefTypeError
 
 
@@ -28,18 +29,18 @@ class Differentiable(ABC):
       has_backward_effects: whether the backward pass may touch refs, which is known then, too.
     """
 
-    out_tree: Any
+    out_tree: PyTreeDef
     has_backward_effects: bool
 
     def __init__(self, doing: str, inputs: Inputs, has_aux: bool, check: Callable[[Any], None]):
         self.doing, self.inputs, self.has_aux, self.check = doing, inputs, has_aux, check
 
     @abstractmethod
-    def __call__(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
+    def __call__(self, values: Sequence[Value]) -> tuple[list[Any], Any]:
         """(outputs, what else comes of it), for these values of the variables."""
 
     @abstractmethod
-    def with_contents(self, values: Sequence[Any]) -> tuple[Any, Any]:
+    def with_contents(self, values: Sequence[Value]) -> tuple[Any, Any]:
         """`self(values)`, with the final contents of the variables that it writes as outputs.
 
         They are a dictionary, by the number of the ref. Of the others, nothing has become.
@@ -68,7 +69,7 @@ class Differentiable(ABC):
 
         return held
 
-    def outputs(self, arrays: Sequence[Any]) -> Any:
+    def outputs(self, arrays: Sequence[Value]) -> Any:
         """The function's output, from one item for each array in it."""
         return jax.tree.unflatten(self.out_tree, arrays)
 
@@ -97,7 +98,7 @@ def returning_pair(doing: str, fun: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def as_variable(x: Any) -> Any:
+def as_variable(x: Value) -> Any:
     """An array where it has a tangent; other numbers stay those of Python and NumPy, as in JAX."""
     if not isinstance(x, jax.typing.ArrayLike) or isinstance(x, jax.Array):
         return x

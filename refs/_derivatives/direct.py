@@ -25,6 +25,7 @@ from refs._tracing.facts import can_fail, can_fail_itself
 from refs._tracing.trace import NewRef, PartlyKnown, advised, result_of, strip_refs
 from refs._transactions.calls import has_loops, run
 from refs._transactions.transaction import make
+from refs._types import Buffer, Primitive, RefLike, Value
 from refs.errors import RefStateError
 
 
@@ -86,7 +87,7 @@ class _AtTopLevel(OpByOp):
         super().__init__(_jax.eval_trace, _jax.eval_trace)
         self._buffers: dict[int, Any] = {}
 
-    def read(self, ref: Any) -> Any:
+    def read(self, ref: RefLike) -> Any:
         buffer = value = None
         while buffer is None or buffer_of(ref) is not buffer:  # Another thread may write.
             buffer, value = buffer_of(ref), super().read(ref)
@@ -97,8 +98,8 @@ class _AtTopLevel(OpByOp):
 
     def bind(
         self,
-        primitive: Any,
-        operands: Sequence[Any],
+        primitive: Primitive,
+        operands: Sequence[Value],
         params: dict[str, Any],
         inner: Sequence[Any],
     ) -> Any:
@@ -109,7 +110,7 @@ class _AtTopLevel(OpByOp):
             return call()
         return holding([*filter(is_ours, self.opened)], call)
 
-    def first_changed(self, refs: Sequence[Any], buffers: Sequence[Any]) -> Any:
+    def first_changed(self, refs: Sequence[RefLike], buffers: Sequence[Buffer]) -> Any:
         """The first of these refs that somebody else has written since it was read."""
         return next(
             (
@@ -122,10 +123,10 @@ class _AtTopLevel(OpByOp):
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(primitive: Any, params: tuple[Any, ...]) -> Callable[..., Any]:
+def _compiled(primitive: Primitive, params: tuple[Any, ...]) -> Callable[..., Any]:
     compiled = jax.jit(in_place(lambda *operands: primitive.bind(*operands, **dict(params))))
 
-    def call(*operands: Any) -> Any:
+    def call(*operands: Value) -> Any:
         with _jax.set_current_trace(_jax.eval_trace):
             return compiled(*operands)
 
@@ -133,7 +134,7 @@ def _compiled(primitive: Any, params: tuple[Any, ...]) -> Callable[..., Any]:
 
 
 def backward(
-    fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any], has_effects: bool
+    fun: Callable[..., Any], refs: Sequence[RefLike], arrays: Sequence[Value], has_effects: bool
 ) -> Any:
     """`fun(refs, arrays)`, the backward pass of a call, which may touch refs.
 
@@ -161,7 +162,7 @@ class Direct(Differentiable):
         super().__init__(doing, inputs, has_aux, check)
         self._fun = returning_pair(doing, fun) if has_aux else fun
 
-    def __call__(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
+    def __call__(self, values: Sequence[Value]) -> tuple[list[Any], Any]:
         n, refs = len(self.inputs.arrays), self.inputs.refs
         trace = OpByOp(_jax.current_trace(), self._outside, is_differentiated=True)
         for ref, value in zip(refs, values[n:], strict=True):
@@ -183,7 +184,7 @@ class Direct(Differentiable):
         trace.end()
         return out, (arrays, contents, state)
 
-    def with_contents(self, values: Sequence[Any]) -> tuple[Any, Any]:
+    def with_contents(self, values: Sequence[Value]) -> tuple[Any, Any]:
         out, rest = self(values)
         *_, state = rest
         number = {id(ref): k for k, ref in enumerate(self.inputs.refs)}
@@ -211,11 +212,11 @@ class Direct(Differentiable):
         return op_by_op(inside)
 
 
-def _as_array(x: Any) -> Any:
+def _as_array(x: Value) -> Any:
     return _jax.as_array(x) if isinstance(x, jax.typing.ArrayLike) else x
 
 
-def _made(value: Any, origin: Any) -> Any:
+def _made(value: Value, origin: Any) -> Any:
     """The ref that a function has made and returned, out here."""
     trace = _jax.current_trace()
     return trace.make(value, origin) if isinstance(trace, OpByOp) else make(value, origin)

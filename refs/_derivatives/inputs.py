@@ -21,6 +21,7 @@ from refs._handles.view import RefView
 from refs._indexing.index import Index
 from refs._tracing.trace import one_name, unique
 from refs._transactions.signature import dtype_of
+from refs._types import Aval, PyTreeDef, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
 
@@ -46,9 +47,9 @@ class Inputs(NamedTuple):
     """
 
     rebuild: Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
-    refs: list[Any]
-    arrays: list[Any]
-    tree: Any
+    refs: list[RefLike]
+    arrays: list[Value]
+    tree: PyTreeDef
     variables: tuple[Variable, ...]
 
     @staticmethod
@@ -66,7 +67,7 @@ class Inputs(NamedTuple):
         places = [starts[k] + j for k in chosen for j in range(sizes[k])]
         _check_distinct(doing, [flat[i] for i in places])
 
-        def ref_of(x: Any) -> Any:
+        def ref_of(x: Value) -> Any:
             return x.ref if is_view(x) else x if is_ref(x) else None
 
         for x in flat:
@@ -83,7 +84,7 @@ class Inputs(NamedTuple):
             return Variable(len(arrays) + place[id(ref)], flat[i] if is_view(flat[i]) else None)
 
         def rebuild(new_refs: Sequence[Any], new_arrays: Sequence[Any]) -> Any:
-            def replaced(i: int, x: Any) -> Any:
+            def replaced(i: int, x: Value) -> Any:
                 if i in arrays:
                     return new_arrays[arrays[i]]
                 return jax.tree.map(lambda y: new_refs[place[id(y)]] if id(y) in place else y, x)
@@ -106,16 +107,16 @@ class Inputs(NamedTuple):
         """The shape and the dtype's name of a variable's cotangent."""
         n = len(self.arrays)
         k = variable.position
-        x: Any = variable.view or (
+        x: Value = variable.view or (
             _jax.shaped_abstractify(self.arrays[k]) if k < n else self.refs[k - n]
         )
         if dtype_of(x) is None:  # A user's own type says all.
             return (), str(x)
         return x.shape, x.dtype.name if jnp.issubdtype(x.dtype, jnp.inexact) else "float0"
 
-    def gather(self, doing: str, leaves: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    def gather(self, doing: str, leaves: Sequence[Value], values: Sequence[Value]) -> list[Any]:
         """A tangent for each value, from one for each variable."""
-        tangents: list[Any] = [None] * len(values)
+        tangents: list[Value] = [None] * len(values)
         for variable, leaf in zip(self.variables, leaves, strict=True):
             k = variable.position
             given = get(leaf) if is_ref(leaf) else leaf
@@ -124,7 +125,7 @@ class Inputs(NamedTuple):
             tangents[k] = given if tangents[k] is None else tangents[k] + given
         return tangents
 
-    def unflatten(self, values: Sequence[Any]) -> Any:
+    def unflatten(self, values: Sequence[Value]) -> Any:
         """An array for each variable, from one for each value: of its shape, after other axes."""
 
         def part(variable: Variable) -> Any:
@@ -152,7 +153,7 @@ def _positions(doing: str, argnums: int | Sequence[int], args: tuple[Any, ...]) 
     return nums
 
 
-def _check_distinct(doing: str, leaves: Sequence[Any]) -> None:
+def _check_distinct(doing: str, leaves: Sequence[Value]) -> None:
     """A ref may be a variable once: its parts may, too, if it isn't one as a whole."""
     whole = [id(x) for x in leaves if is_ref(x)]
     parts = [x.ref for x in leaves if isinstance(x, RefView)]
@@ -164,10 +165,10 @@ def _check_distinct(doing: str, leaves: Sequence[Any]) -> None:
         )
 
 
-def part_of(value: Any, view: RefView, leading: int = 0) -> Any:
+def part_of(value: Value, view: RefView, leading: int = 0) -> Any:
     """The part of a ref's contents, after other axes, that a view names."""
 
-    def take(x: Any) -> Any:
+    def take(x: Value) -> Any:
         for idx in view._path:
             x = Index.parse(idx, x.shape).read(x)
         return x
@@ -179,11 +180,11 @@ def part_of(value: Any, view: RefView, leading: int = 0) -> Any:
     return rows.reshape(*front, *rows.shape[1:])
 
 
-def _of_whole(doing: str, view: RefView, whole: Any, tangent: Any) -> Any:
+def _of_whole(doing: str, view: RefView, whole: Any, tangent: Value) -> Any:
     """The tangent of a ref's contents in the direction of one of its part: the adjoint of that."""
     if not jnp.issubdtype(whole.dtype, jnp.inexact):
         return np.zeros(whole.shape, jax.dtypes.float0)
-    aval: Any = _jax.shaped_abstractify(tangent)
+    aval: Aval = _jax.shaped_abstractify(tangent)
     if aval.shape != view.shape or (aval.dtype != view.dtype and not aval.weak_type):
         raise RefValueError(
             f"{doing}: the tangent of a view of {describe(view.ref)} of type {view.dtype}"

@@ -13,6 +13,7 @@ from refs._origin import UNKNOWN
 from refs._tracing.derivative_rules import has_custom_vjp
 from refs._tracing.trace import NewRef, PartlyKnown, zeros_like
 from refs._transactions.transaction import Slot, Transaction
+from refs._types import Value
 
 
 class Traced(Differentiable):
@@ -58,7 +59,7 @@ class Traced(Differentiable):
         ]
         return [*map(as_variable, self.inputs.arrays), *contents]
 
-    def __call__(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
+    def __call__(self, values: Sequence[Value]) -> tuple[list[Any], Any]:
         n = len(self.inputs.arrays)
 
         def at(slots: Sequence[Slot], held: Sequence[Any]) -> list[Any]:
@@ -75,7 +76,7 @@ class Traced(Differentiable):
         )
         return [arrays[k] for k in self._outputs], (arrays, state, made)
 
-    def with_contents(self, values: Sequence[Any]) -> tuple[Any, Any]:
+    def with_contents(self, values: Sequence[Value]) -> tuple[Any, Any]:
         out, rest = self(values)
         _, state, _ = rest
         final = {
@@ -86,7 +87,7 @@ class Traced(Differentiable):
         return (out, final), rest
 
     def run(self, transformed: Callable[[list[Any]], tuple[Any, ...]]) -> tuple[Any, ...]:
-        def body(state: list[Any], constants: list[Any]) -> Any:
+        def body(state: list[Value], constants: list[Value]) -> Any:
             self._state, self._constants = state, constants
             for x in self.values:
                 self.check(x)

@@ -9,6 +9,7 @@ from jax import lax
 from refs import _jax
 from refs._indexing.sharded import sharded_like
 from refs._origin import UNKNOWN, Origin
+from refs._types import Value
 from refs.errors import RefStateError
 
 
@@ -33,7 +34,7 @@ class Cell:
     )
 
     def __init__(
-        self, value: Any, origin: Origin = UNKNOWN, sealed: str | None = None, target: Any = None
+        self, value: Value, origin: Origin = UNKNOWN, sealed: str | None = None, target: Any = None
     ):
         self._value = value
         self.origin = origin
@@ -65,7 +66,7 @@ class Cell:
             raise RefStateError(f"use of {self.describe()}, which {self.ended}")
         return self._value
 
-    def write(self, value: Any) -> None:
+    def write(self, value: Value) -> None:
         """Replaces the value."""
         if self.ended is not None or self.sealed is not None:
             why = self.sealed if self.ended is None else f"which {self.ended}"
@@ -94,7 +95,7 @@ class Row(Cell):
             self.whole.read(), self.index, keepdims=False, allow_negative_indices=False
         )
 
-    def write(self, value: Any) -> None:
+    def write(self, value: Value) -> None:
         self.whole.write(
             lax.dynamic_update_index_in_dim(
                 self.whole.read(),

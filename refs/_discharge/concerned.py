@@ -20,10 +20,11 @@ from refs._handles.access import describe
 from refs._handles.predicates import is_ref
 from refs._tracing import touch_analysis
 from refs._tracing.trace import AbstractArgument
+from refs._types import ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 from refs.errors import MissingRuleError
 
 
-def rule_of(eqn: Any, args: Sequence[Any], is_ours: bool) -> Rule | None:
+def rule_of(eqn: Eqn, args: Sequence[Value], is_ours: bool) -> Rule | None:
     """The rule that discharges an equation, or None if it is bound as it is.
 
     A primitive that there is a rule for may make refs, and so may the jaxprs that it runs; or
@@ -42,7 +43,7 @@ def rule_of(eqn: Any, args: Sequence[Any], is_ours: bool) -> Rule | None:
     )
 
 
-def concerns_refs(primitive: Any, operands: Sequence[Any], inner: Sequence[Any]) -> bool:
+def concerns_refs(primitive: Primitive, operands: Sequence[Value], inner: Sequence[Any]) -> bool:
     """`rule_of`, before there is an equation: whether an operation is bound otherwise than it is.
 
     `inner` are the jaxprs that it runs.
@@ -54,7 +55,7 @@ def concerns_refs(primitive: Any, operands: Sequence[Any], inner: Sequence[Any])
     return any(touch_analysis.closed_over(closed) or _makes_refs(closed) for closed in inner)
 
 
-def _involves_refs(eqn: Any, args: Sequence[Any]) -> bool:
+def _involves_refs(eqn: Eqn, args: Sequence[Value]) -> bool:
     return (
         any(isinstance(a, Cell) for a in args)
         or any(_jax.is_ref_type(v.aval) for v in eqn.outvars)
@@ -65,24 +66,24 @@ def _involves_refs(eqn: Any, args: Sequence[Any]) -> bool:
     )
 
 
-def _taken(eqn: Any, args: Sequence[Any]) -> Iterator[str]:
+def _taken(eqn: Eqn, args: Sequence[Value]) -> Iterator[str]:
     """What messages call the refs of the program that an equation takes."""
     yield from (a.describe() for a in args if isinstance(a, Cell))
     for closed in _jax.jaxprs_in(eqn.params):
         yield from map(describe, touch_analysis.closed_over(closed))
 
 
-def _makes_refs(closed: Any) -> bool:
+def _makes_refs(closed: ClosedJaxpr) -> bool:
     """True of a function of arrays that makes refs: a kernel is one of refs."""
     return touch_analysis.uses_refs(closed) and not any(
         _jax.is_ref_type(v.aval) for v in closed.jaxpr.invars
     )
 
 
-def _discharge_inside(ctx: Any, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def _discharge_inside(ctx: Any, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     """The equation as it is, but for what its jaxprs do with refs of their own."""
 
-    def pure(jaxpr: Any) -> Any:
+    def pure(jaxpr: Jaxpr) -> Any:
         closed = _jax.as_closed(jaxpr)
         if closed is not jaxpr or not _makes_refs(closed):
             return jaxpr

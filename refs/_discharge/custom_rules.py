@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -13,11 +13,12 @@ from refs._discharge.interpreter import Context, Scope, merge
 from refs._tracing import touch_analysis
 from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import Touch
+from refs._types import ClosedJaxpr, Jaxpr, Value
 from refs.errors import RefValueError
 
 
 def eval_rule(
-    ctx: Context, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], where: str
+    ctx: Context, jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value], where: str
 ) -> list[Any]:
     """`ctx.eval_open` of a user's derivative rule, of which no analysis has known.
 
@@ -33,31 +34,24 @@ def eval_rule(
     return ctx.eval_open(jaxpr, consts, args)
 
 
-def changed_by(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Cell]:
+def changed_by(jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value]) -> list[Cell]:
     """The cells that a derivative rule changes."""
     return [x for x, kind in _touched(jaxpr, consts, args) if kind.changes]
 
 
 def _touched(
-    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]
+    jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value]
 ) -> Iterator[tuple[Cell, Touch]]:
-    found = touch_analysis.touches(_Open(jaxpr, consts[: len(jaxpr.constvars)]))
+    found = touch_analysis.jaxpr_touches(jaxpr, consts[: len(jaxpr.constvars)])
     for x, kind in zip((*consts, *args), (*found.consts, *found.inputs), strict=True):
         if isinstance(x, Cell):
             yield x, kind.settled(Touch.NONE)
 
 
-class _Open(NamedTuple):
-    """A jaxpr and its constants, as `touch_analysis.touches` wants them."""
-
-    jaxpr: Any
-    consts: Sequence[Any]
-
-
 def through(
     scope: Scope,
-    closed: Any,
-    args: Sequence[Any],
+    closed: ClosedJaxpr,
+    args: Sequence[Value],
     given: tuple[Any, Any, Any],
     smooth: Sequence[int],
     where: str,
@@ -74,7 +68,7 @@ def through(
             "refs there"
         )
 
-    def part(values: list[Any]) -> list[Any]:
+    def part(values: list[Value]) -> list[Any]:
         full = [*state]
         for k, value in zip(smooth, values, strict=True):
             full[k] = value
@@ -85,7 +79,7 @@ def through(
     return part
 
 
-def is_smooth(x: Any) -> bool:
+def is_smooth(x: Value) -> bool:
     """True of values, and of symbolic zeros, that have derivatives."""
     dtype = x.aval.dtype if _jax.is_symbolic_zero(x) else x.dtype
     return jnp.issubdtype(dtype, jnp.inexact)

@@ -11,6 +11,7 @@ from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.program import Program
 from refs._origin import origin_of
+from refs._types import Aval, RefLike
 from refs.errors import RefTypeError
 
 
@@ -57,11 +58,11 @@ def discharge(closed_jaxpr: Any) -> Any:
     )
 
 
-def _origin(ref: Any) -> Any:
+def _origin(ref: RefLike) -> Any:
     return origin_of(_jax.typeof(ref))
 
 
-def _array_type(aval: Any) -> Any:
+def _array_type(aval: Aval) -> Any:
     """What `jax.make_jaxpr` takes for an array of a type, or of a ref's contents."""
     array = aval.inner_aval if _jax.is_ref_type(aval) else aval
     return jax.ShapeDtypeStruct(

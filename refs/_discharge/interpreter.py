@@ -25,6 +25,7 @@ from refs._handles.access import describe
 from refs._tracing import derivative_rules, touch_analysis
 from refs._tracing.derivative_rules import has_custom_vjp
 from refs._tracing.touch_analysis import Touch
+from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, RefLike, Value
 from refs.errors import RefEscapeError
 
 
@@ -59,7 +60,7 @@ class Context:
         self._memo: dict[Any, Any] = {}
         self._around, self._inside = around, inside
 
-    def eval(self, closed: Any, args: Sequence[Any]) -> list[Any]:
+    def eval(self, closed: ClosedJaxpr, args: Sequence[Value]) -> list[Any]:
         """Interprets a closed jaxpr in place: `args` are values and cells, and so are results."""
         consts = [
             self.cell_of(c)
@@ -71,13 +72,13 @@ class Context:
         ]
         return self.eval_open(closed.jaxpr, consts, args)
 
-    def eval_open(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    def eval_open(self, jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value]) -> list[Any]:
         """`eval` of a jaxpr whose constants are given, as values and cells."""
         # Where the constants aren't attached, the newest JAX has their variables among the inputs.
         frame = Frame(jaxpr)
         frame.write((*jaxpr.constvars, *jaxpr.invars), (*consts, *args))
 
-        def value(atom: Any) -> Any:
+        def value(atom: Atom) -> Any:
             return atom.val if isinstance(atom, _jax.Literal) else frame.env[atom]
 
         with self._frame(frame):
@@ -87,7 +88,7 @@ class Context:
                 frame.write(eqn.outvars, out)
             return [value(v) for v in jaxpr.outvars]
 
-    def eval_eqn(self, jaxpr: Any, k: int, args: Sequence[Any]) -> list[Any]:
+    def eval_eqn(self, jaxpr: Jaxpr, k: int, args: Sequence[Value]) -> list[Any]:
         """The `k`-th equation: by its rule if refs are involved, as it is otherwise."""
         eqn = jaxpr.eqns[k]
         # In lanes that part, a callback is made for those only that come by.
@@ -100,21 +101,21 @@ class Context:
             eqn = late(jaxpr, k, self.bindings(), self._memo)
         return _jax.bind_eqn(eqn, args)
 
-    def _may_touch_later(self, eqn: Any) -> bool:
+    def _may_touch_later(self, eqn: Eqn) -> bool:
         """Lanes that part take along which of them come by, to the backward pass too."""
         return self.lanes is not None and (
             _jax.is_custom_vjp(eqn)
             or any(has_custom_vjp(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
         )
 
-    def _touches_in_rules(self, eqn: Any) -> bool:
+    def _touches_in_rules(self, eqn: Eqn) -> bool:
         return self.differentiated and any(True for _ in derivative_rules.touched_by_rules(eqn))
 
-    def is_used(self, var: Any) -> bool:
+    def is_used(self, var: Atom) -> bool:
         """True if anything uses an output of the equation under way."""
         return var in touch_analysis.used(self._frames[-1].jaxpr)
 
-    def cell_of(self, ref: Any) -> Cell:
+    def cell_of(self, ref: RefLike) -> Cell:
         """The cell of a concrete ref."""
         if id(ref) not in self.cells:
             raise untouched(describe(ref))
@@ -137,7 +138,7 @@ class Context:
         return Scope(self, calls, rules_of)
 
     @contextmanager
-    def where(self, flag: Any) -> Iterator[Lanes]:
+    def where(self, flag: Value) -> Iterator[Lanes]:
         """Meanwhile, only the lanes for which `flag` is true take part."""
         lanes = self.lanes
         assert lanes is not None
@@ -152,7 +153,7 @@ class Context:
         frames = tuple(frame.known for frame in reversed(self._frames))
         return Bindings(frames, self.cells, self._around, self._inside)
 
-    def resolve(self, const: Any) -> Any:
+    def resolve(self, const: Value) -> Any:
         """The value or cell, here, of a constant of a rule that was traced long after."""
         found = self.bindings().find(const)
         return self.cell_of(found) if isinstance(found, _jax.NativeRef) else found
@@ -169,7 +170,7 @@ class Context:
                 self._memo.clear()
 
 
-def _calls_host(eqn: Any) -> bool:
+def _calls_host(eqn: Eqn) -> bool:
     return eqn.primitive is host_callback_p or any(
         _jax.any_equation(inner, lambda e: e.primitive is host_callback_p)
         for inner in _jax.jaxprs_in(eqn.params)
@@ -246,19 +247,19 @@ class Scope:
         lanes = self._ctx.lanes
         return [*(c.read() for c in self.read), *(lanes.operands if lanes is not None else [])]
 
-    def in_lanes(self, constants: Sequence[Any], lanes: Lanes) -> list[Any]:
+    def in_lanes(self, constants: Sequence[Value], lanes: Lanes) -> list[Any]:
         """`constants` for a body that runs in these lanes."""
         return [*constants[: len(self.read)], *lanes.operands]
 
-    def update(self, state: Sequence[Any]) -> None:
+    def update(self, state: Sequence[Value]) -> None:
         """Gives the written cells their new values."""
         for cell, value in zip(self.written, state, strict=True):
             cell.write(value)
 
     def enter(
         self,
-        state: Sequence[Any],
-        constants: Sequence[Any],
+        state: Sequence[Value],
+        constants: Sequence[Value],
         sums: Sequence[Any] | None = None,
         is_silent: bool = False,
     ) -> Inside:
@@ -268,22 +269,26 @@ class Scope:
         """
         return Inside(self._ctx, self, state, constants, sums, is_silent)
 
-    def function(self, closed: Any, args: Sequence[Any]) -> Callable[..., Any]:
+    def function(self, closed: ClosedJaxpr, args: Sequence[Value]) -> Callable[..., Any]:
         """One of the jaxprs as `f(arrays, state, constants) -> (outputs, new state)`."""
 
-        def called(arrays: list[Any], state: list[Any], constants: list[Any]) -> Any:
+        def called(arrays: list[Value], state: list[Value], constants: list[Value]) -> Any:
             return self.run(closed, merge(args, arrays), state, constants)
 
         return called
 
-    def call(self, called: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
+    def call(self, called: Callable[..., Any], args: Sequence[Value]) -> list[Any]:
         """Applies what was made of such a function to the operands and cells as they are now."""
         out, state = called(split(args), self.state, self.constants)
         self.update(state)
         return out
 
     def run(
-        self, closed: Any, args: Sequence[Any], state: Sequence[Any], constants: Sequence[Any]
+        self,
+        closed: ClosedJaxpr,
+        args: Sequence[Value],
+        state: Sequence[Value],
+        constants: Sequence[Value],
     ) -> tuple[list[Any], list[Any]]:
         """Runs one of the jaxprs on inner arrays and outer cells: (outputs, new state)."""
         return self.enter(state, constants).run(closed, args)
@@ -296,8 +301,8 @@ class Inside:
         self,
         ctx: Context,
         scope: Scope,
-        state: Sequence[Any],
-        constants: Sequence[Any],
+        state: Sequence[Value],
+        constants: Sequence[Value],
         sums: Sequence[Any] | None,
         is_silent: bool,
     ):
@@ -305,7 +310,7 @@ class Inside:
         sum_of = {id(r): s for r, s in zip(scope.sums, inner_sums, strict=True)}
         only_read = "which the primal function only reads: a custom rule may not write it either"
 
-        def inner(outer: Cell, value: Any, sealed: str | None = None) -> Cell:
+        def inner(outer: Cell, value: Value, sealed: str | None = None) -> Cell:
             cell = Cell(value, outer.origin, sealed, outer.target)
             cell.method, cell.number = outer.method, outer.number
             cell.changes = outer.changes or sealed is None
@@ -339,13 +344,13 @@ class Inside:
     def state(self) -> list[Any]:
         return [c.read() for c in self._written]
 
-    def run(self, closed: Any, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def run(self, closed: ClosedJaxpr, args: Sequence[Value]) -> tuple[list[Any], list[Any]]:
         """Runs a jaxpr on inner arrays and outer cells: (outputs, new state)."""
         out = self.ctx.eval(closed, self.args(args))
         _check_no_ref_returned(out)
         return out, self.state
 
-    def args(self, args: Sequence[Any]) -> list[Any]:
+    def args(self, args: Sequence[Value]) -> list[Any]:
         """Arguments with outer cells replaced by those inside."""
         return [self.cell(a) if isinstance(a, Cell) else a for a in args]
 
@@ -374,7 +379,7 @@ class _Counterparts(NamedTuple):
             return None
 
 
-def _check_no_ref_returned(out: Sequence[Any]) -> None:
+def _check_no_ref_returned(out: Sequence[Value]) -> None:
     for x in out:
         if isinstance(x, Cell):
             raise RefEscapeError(
@@ -383,12 +388,12 @@ def _check_no_ref_returned(out: Sequence[Any]) -> None:
             )
 
 
-def split(args: Sequence[Any]) -> list[Any]:
+def split(args: Sequence[Value]) -> list[Any]:
     """The array operands among `args`."""
     return [a for a in args if not isinstance(a, Cell)]
 
 
-def merge(args: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+def merge(args: Sequence[Value], arrays: Sequence[Value]) -> list[Any]:
     """`args` with its array operands replaced."""
     rest = iter(arrays)
     return [a if isinstance(a, Cell) else next(rest) for a in args]

@@ -20,6 +20,7 @@ from refs._indexing.syntax import Span
 from refs._indexing.values import neutral_of
 from refs._lanes.primitives import lane_update
 from refs._lanes.variance import Variance
+from refs._types import RefLike, Value
 
 
 class Lanes(NamedTuple):
@@ -32,19 +33,19 @@ class Lanes(NamedTuple):
     """
 
     variance: Variance
-    lane: Any
-    mask: Any = None
+    lane: Value
+    mask: Value = None
 
     @property
     def operands(self) -> list[Any]:
         """What a body needs to know of it."""
         return [self.lane] if self.mask is None else [self.lane, self.mask]
 
-    def inside(self, operands: Sequence[Any]) -> Lanes:
+    def inside(self, operands: Sequence[Value]) -> Lanes:
         """The same, in a body that was given `operands`."""
         return Lanes(self.variance, *operands)
 
-    def where(self, flag: Any) -> Lanes:
+    def where(self, flag: Value) -> Lanes:
         """The same, for the lanes of these for which `flag` is true."""
         mask = flag if self.mask is None else lax.bitwise_and(self.mask, flag)
         return self._replace(mask=mask)
@@ -67,7 +68,7 @@ class Sum(Cell):
 
     def __init__(
         self,
-        ref: Any,
+        ref: RefLike,
         origin: Any,
         method: str,
         prefix: tuple[Any, ...] = (),
@@ -83,13 +84,13 @@ class Sum(Cell):
         row.target = self.target
         return row
 
-    def of(self, ref: Any, is_silent: bool) -> Sum:
+    def of(self, ref: RefLike, is_silent: bool) -> Sum:
         """The same place in what the ref is called inside a function that it is passed to."""
         same = Sum(ref, self.origin, self.method, self.prefix, self.is_silent or is_silent)
         same.target = self.target
         return same
 
-    def update(self, lanes: Any, transforms: Sequence[Any], value: Any) -> None:
+    def update(self, lanes: Any, transforms: Sequence[Any], value: Value) -> None:
         if self.is_silent:
             return
         value = lanes.select(value, neutral_of(_jax.typeof(value), self.method))

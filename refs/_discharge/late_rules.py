@@ -22,6 +22,7 @@ from refs._handles.access import describe
 from refs._tracing import touch_analysis
 from refs._tracing.derivative_rules import has_custom_rules
 from refs._tracing.trace import PartlyKnown
+from refs._types import Atom, Eqn, Jaxpr, PyTreeDef, Value
 from refs.errors import RefEscapeError, RefStateError
 
 
@@ -35,7 +36,7 @@ class Frame:
 
     __slots__ = ("__weakref__", "_trace", "env", "jaxpr", "known")
 
-    def __init__(self, jaxpr: Any):
+    def __init__(self, jaxpr: Jaxpr):
         self.jaxpr = jaxpr
         self.env: dict[Any, Any] = {}
         self.known = Known({}, ref(self))
@@ -43,7 +44,7 @@ class Frame:
         # it may hold the rules that have come by, which hold what is known.
         self._trace = None if _jax.is_staging() else _jax.current_trace()
 
-    def write(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+    def write(self, variables: Sequence[Atom], values: Sequence[Value]) -> None:
         self.env.update(zip(variables, values, strict=True))
         for var, x in zip(variables, values, strict=True):
             if not isinstance(x, _jax.Tracer) or _jax.trace_of(x) is not self._trace:
@@ -56,7 +57,7 @@ class Known(NamedTuple):
     lasting: dict[Any, Any]
     frame: ReferenceType[Frame]
 
-    def get(self, var: Any) -> Any:
+    def get(self, var: Atom) -> Any:
         """The value or cell, or None."""
         frame = self.frame()
         return (self.lasting if frame is None else frame.env).get(var)
@@ -77,7 +78,7 @@ class Bindings(NamedTuple):
     outer: Bindings | None
     inside: Callable[[Cell], Cell | None]
 
-    def find(self, const: Any) -> Any:
+    def find(self, const: Value) -> Any:
         """The value or cell that a constant of a rule stands for here; itself, if there is none."""
         here = self._here(const)
         if here is not None or self.outer is None:
@@ -87,14 +88,14 @@ class Bindings(NamedTuple):
             return found
         return self.inside(found) or const
 
-    def target(self, const: Any) -> Any:
+    def target(self, const: Value) -> Any:
         """What it is once the interpretation has ended: of a ref, the ref itself or None."""
         here = self._here(const)
         if here is None:
             return const if self.outer is None else self.outer.target(const)
         return here.target if isinstance(here, Cell) else here
 
-    def _here(self, const: Any) -> Any:
+    def _here(self, const: Value) -> Any:
         if id(const) in self.cells:
             return self.cells[id(const)]
         var = _jax.var_of(const) if isinstance(const, _jax.Tracer) else None
@@ -111,7 +112,7 @@ def untouched(described: str) -> RefStateError:
     )
 
 
-def late(jaxpr: Any, k: int, bindings: Bindings, known: dict[Any, Any]) -> Any:
+def late(jaxpr: Jaxpr, k: int, bindings: Bindings, known: dict[Any, Any]) -> Any:
     """The `k`-th equation of a jaxpr, without refs, the rules in which find what they close over.
 
     `known` keeps what was made of a jaxpr, so that one that is called many times stays one.
@@ -126,7 +127,7 @@ class _Late(NamedTuple):
 
     def equation(
         self,
-        eqn: Any,
+        eqn: Eqn,
         found_closed: Callable[[_Rule], None],
     ) -> Any:
         if not _jax.has_rules(eqn):
@@ -135,7 +136,7 @@ class _Late(NamedTuple):
         where = _jax.user_line(eqn)
 
         def backward(rule: Callable[..., Any], given: Sequence[Any]) -> Any:
-            def run(traced: Any, arrays: Sequence[Any]) -> list[Any]:
+            def run(traced: Any, arrays: Sequence[Value]) -> list[Any]:
                 if _are_arrays(traced.consts):
                     found_closed(_Rule.BACKWARD)
                 consts = [found_later(c, self.bindings, where) for c in traced.consts]
@@ -143,7 +144,7 @@ class _Late(NamedTuple):
 
             return apply_backward(rule, given, run)
 
-        def forward(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, list[Any]]:
+        def forward(jaxpr: Jaxpr, consts: Sequence[Value]) -> tuple[Any, list[Any]]:
             if _are_arrays(consts):
                 found_closed(_Rule.FORWARD)
             found = [self.bindings.find(c) for c in consts]
@@ -154,7 +155,7 @@ class _Late(NamedTuple):
 
         return _jax.with_rules(eqn, forward, backward)
 
-    def jaxpr(self, jaxpr: Any) -> Any:
+    def jaxpr(self, jaxpr: Jaxpr) -> Any:
         key = (jaxpr, *map(id, self.bindings.frames))
         if key not in self.known and is_open(jaxpr):
             eqns = [self.equation(e, _closed_in(jaxpr, k).add) for k, e in enumerate(jaxpr.eqns)]
@@ -167,11 +168,11 @@ class _Rule(enum.Enum):
     BACKWARD = enum.auto()
 
 
-def _are_arrays(consts: Sequence[Any]) -> bool:
+def _are_arrays(consts: Sequence[Value]) -> bool:
     return not any(isinstance(c, _jax.Tracer | _jax.NativeRef) for c in consts)
 
 
-def is_open(jaxpr: Any) -> bool:
+def is_open(jaxpr: Jaxpr) -> bool:
     """Whether rules in a jaxpr may close over what only bindings tell, or touch refs.
 
     JAX compiles a jaxpr anew for each rule that is new. So once its rules are known to close over
@@ -185,7 +186,7 @@ def is_open(jaxpr: Any) -> bool:
     )
 
 
-def _is_closed(jaxpr: Any, k: int, eqn: Any) -> bool:
+def _is_closed(jaxpr: Jaxpr, k: int, eqn: Eqn) -> bool:
     """Whether the rules of an equation are known to close over nothing but arrays."""
     found = _closed_in(jaxpr, k)
     if not _jax.is_custom_vjp(eqn) and _Rule.FORWARD not in found and not _takes_refs(eqn):
@@ -196,13 +197,13 @@ def _is_closed(jaxpr: Any, k: int, eqn: Any) -> bool:
     return found >= ({*_Rule} if _jax.is_custom_vjp(eqn) else {_Rule.FORWARD})
 
 
-def _takes_refs(eqn: Any) -> bool:
+def _takes_refs(eqn: Eqn) -> bool:
     return any(_jax.is_ref_type(v.aval) for v in eqn.invars) or any(
         map(touch_analysis.holds_refs, _jax.jaxprs_in(eqn.params))
     )
 
 
-def _closed_in(jaxpr: Any, k: int) -> set[_Rule]:
+def _closed_in(jaxpr: Jaxpr, k: int) -> set[_Rule]:
     return _closed.setdefault(jaxpr, {}).setdefault(k, set())
 
 
@@ -218,9 +219,9 @@ def apply_backward(
     It is traced by itself, and `run(jaxpr, arrays)`. What isn't traced stays what it is.
     """
     is_traced = [isinstance(x, _jax.Tracer) for x in given]
-    tree: Any = None
+    tree: PyTreeDef = None
 
-    def traced_rule(arrays: list[Any]) -> list[Any]:
+    def traced_rule(arrays: list[Value]) -> list[Any]:
         nonlocal tree
         rest = iter(arrays)
         out = rule(*(next(rest) if t else x for x, t in zip(given, is_traced, strict=True)))
@@ -232,7 +233,7 @@ def apply_backward(
     return jax.tree.unflatten(tree, results)
 
 
-def found_later(const: Any, bindings: Bindings, where: str) -> Any:
+def found_later(const: Value, bindings: Bindings, where: str) -> Any:
     """What a constant of a backward rule stands for, now that the backward pass runs."""
     if isinstance(const, _jax.NativeRef) and jax.sharding.get_abstract_mesh().manual_axes:
         raise RefEscapeError(

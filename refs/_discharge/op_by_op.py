@@ -32,6 +32,7 @@ from refs._tracing.derivative_rules import has_custom_vjp, touched_by_rules
 from refs._tracing.facts import can_fail, can_fail_itself
 from refs._tracing.touch_analysis import Touch
 from refs._tracing.trace import AbstractArgument, ref_type
+from refs._types import Atom, Aval, ClosedJaxpr, Primitive, RefLike, Value
 from refs.errors import RefEscapeError
 
 
@@ -60,12 +61,12 @@ class OpByOp(_jax.Trace):
 
     # -- refs -----------------------------------------------------------------------------------
 
-    def open(self, ref: Any, value: Any) -> None:
+    def open(self, ref: RefLike, value: Value) -> None:
         """Says what a ref from outside holds at first."""
         cell = Cell(value, origin_of(_jax.typeof(ref)), target=ref)
         self._opened[id(ref)] = _Opened(ref, cell, value)
 
-    def make(self, value: Any, origin: Any) -> RefTracer:
+    def make(self, value: Value, origin: Any) -> RefTracer:
         """A new ref."""
         cell = Cell(None, origin)
         cell.made_here = True
@@ -73,7 +74,7 @@ class OpByOp(_jax.Trace):
         inner = _jax.AbstractRef(_jax.typeof(cell.read()))
         return RefTracer(self, RefType.of(inner, origin), cell)
 
-    def cell_of(self, ref: Any) -> Cell:
+    def cell_of(self, ref: RefLike) -> Cell:
         """What a ref is in here."""
         if self.has_made(ref):
             ref.cell.origin = origin_of(ref.aval)  # JAX has made it without one.
@@ -90,12 +91,12 @@ class OpByOp(_jax.Trace):
             self.open(ref, self.read(ref))
         return self._opened[id(ref)].cell
 
-    def read(self, ref: Any) -> Any:
+    def read(self, ref: RefLike) -> Any:
         """What a ref from outside holds now."""
         with _jax.set_current_trace(self.outside):
             return access.get(ref)
 
-    def has_made(self, x: Any) -> bool:
+    def has_made(self, x: Value) -> bool:
         """Whether it is a ref made in here."""
         return isinstance(x, RefTracer) and _jax.trace_of(x) is self
 
@@ -118,7 +119,7 @@ class OpByOp(_jax.Trace):
     # -- what JAX asks of a trace -----------------------------------------------------------------
 
     def process_primitive(
-        self, primitive: Any, operands: Sequence[Any], params: dict[str, Any], /
+        self, primitive: Primitive, operands: Sequence[Value], params: dict[str, Any], /
     ) -> Any:
         inner = [*_jax.jaxprs_in(params)] if params else []
         self._note(primitive, inner)
@@ -131,27 +132,36 @@ class OpByOp(_jax.Trace):
         out = self._discharged(jaxpr, operands, made_of(primitive, params))
         return out if primitive.multiple_results else out[0]
 
-    def call(self, closed: Any, operands: Sequence[Any]) -> list[Any]:
+    def call(self, closed: ClosedJaxpr, operands: Sequence[Value]) -> list[Any]:
         """The outputs of a jaxpr that may come again, for values and refs."""
         self._note(_jax.jit_p, [closed])
         return self._discharged(closed, operands, made_of(_jax.jit_p, {"jaxpr": closed}))
 
-    def _note(self, primitive: Any, inner: Sequence[Any]) -> None:
+    def _note(self, primitive: Primitive, inner: Sequence[Any]) -> None:
         self.can_fail |= can_fail_itself(primitive) or any(map(can_fail, inner))
         self.has_custom_vjp |= any(has_custom_vjp(closed.jaxpr) for closed in inner)
 
     def process_custom_jvp_call(
-        self, primitive: Any, fun: Any, jvp: Any, operands: Any, /, **params: Any
+        self, primitive: Primitive, fun: Any, jvp: Any, operands: Sequence[Value], /, **params: Any
     ) -> Any:
         return self._process_custom(primitive, (fun, jvp), operands, params)
 
     def process_custom_vjp_call(
-        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, operands: Any, /, **params: Any
+        self,
+        primitive: Primitive,
+        fun: Any,
+        fwd: Any,
+        bwd: Any,
+        operands: Sequence[Value],
+        /,
+        **params: Any,
     ) -> Any:
         self.has_custom_vjp = True
         return self._process_custom(primitive, (fun, fwd, bwd), operands, params)
 
-    def process_shard_map(self, primitive: Any, fun: Any, operands: Any, /, **params: Any) -> Any:
+    def process_shard_map(
+        self, primitive: Primitive, fun: Any, operands: Sequence[Value], /, **params: Any
+    ) -> Any:
         if any(map(is_ref, operands)):
             return self._traced(primitive, (fun,), operands, params)
         try:
@@ -164,22 +174,24 @@ class OpByOp(_jax.Trace):
                 "backward rule may return what it writes as a cotangent, or apply shard_map inside"
             ) from None
 
-    def process_call(self, primitive: Any, fun: Any, operands: Any, params: Any, /) -> Any:
+    def process_call(
+        self, primitive: Primitive, fun: Any, operands: Sequence[Value], params: Any, /
+    ) -> Any:
         with _jax.set_current_trace(self):
             return _jax.call_wrapped(fun, operands)
 
-    def stage_value(self, value: Any) -> Any:
+    def stage_value(self, value: Value) -> Any:
         with _jax.set_current_trace(self.parent):
             return self.parent.stage_value(value)
 
-    def cur_qdd(self, x: Any) -> Any:
+    def cur_qdd(self, x: Value) -> Any:
         with _jax.set_current_trace(self.parent):
             return self.parent.cur_qdd(x)
 
     def bind(
         self,
-        primitive: Any,
-        operands: Sequence[Any],
+        primitive: Primitive,
+        operands: Sequence[Value],
         params: dict[str, Any],
         inner: Sequence[Any],
     ) -> Any:
@@ -194,7 +206,7 @@ class OpByOp(_jax.Trace):
     # -- how it is done ---------------------------------------------------------------------------
 
     def _discharged(
-        self, jaxpr: Any, operands: Sequence[Any], made: dict[Any, Any] | None = None
+        self, jaxpr: ClosedJaxpr, operands: Sequence[Value], made: dict[Any, Any] | None = None
     ) -> list[Any]:
         """The outputs of a jaxpr, for values and refs. `made` is what has been made of it."""
         held = Touch.READ | Touch.WRITE if self.is_differentiated else Touch.NONE
@@ -219,7 +231,7 @@ class OpByOp(_jax.Trace):
                 out = call(made, evaluate, context, [*closed_over, *args])
         names = {id(a): x for a, x in zip(args, operands, strict=True) if isinstance(a, Cell)}
 
-        def outside(x: Any, var: Any) -> Any:
+        def outside(x: Value, var: Atom) -> Any:
             if not isinstance(x, Cell):
                 return x
             return names[id(x)] if id(x) in names else RefTracer(self, var.aval, x)
@@ -227,7 +239,11 @@ class OpByOp(_jax.Trace):
         return [outside(x, v) for x, v in zip(out, jaxpr.jaxpr.outvars, strict=True)]
 
     def _process_custom(
-        self, primitive: Any, funs: Sequence[Any], operands: Sequence[Any], params: dict[str, Any]
+        self,
+        primitive: Primitive,
+        funs: Sequence[Any],
+        operands: Sequence[Value],
+        params: dict[str, Any],
     ) -> Any:
         """A function and its rules. The backward rule runs when all is over here."""
         if self.parent is _jax.eval_trace:  # Nobody wants a derivative.
@@ -249,7 +265,11 @@ class OpByOp(_jax.Trace):
         return out
 
     def _traced(
-        self, primitive: Any, funs: Sequence[Any], operands: Sequence[Any], params: dict[str, Any]
+        self,
+        primitive: Primitive,
+        funs: Sequence[Any],
+        operands: Sequence[Value],
+        params: dict[str, Any],
     ) -> Any:
         types = [AbstractArgument(_type_of(x)) for x in operands]
         with _jax.set_current_trace(self.parent):
@@ -262,7 +282,7 @@ class RefTracer(_jax.Tracer):
 
     __slots__ = ("cell",)
 
-    def __init__(self, trace: OpByOp, aval: Any, cell: Cell):
+    def __init__(self, trace: OpByOp, aval: Aval, cell: Cell):
         super().__init__(trace, aval)
         self.cell = cell
 
@@ -275,7 +295,7 @@ class _Opened:
 
     __slots__ = ("before", "cell", "ref")
 
-    def __init__(self, ref: Any, cell: Cell, before: Any):
+    def __init__(self, ref: RefLike, cell: Cell, before: Any):
         self.ref, self.cell, self.before = ref, cell, before
 
 
@@ -286,7 +306,7 @@ class TouchedError(BaseException):
 _is_attempt: ContextVar[bool] = ContextVar("_is_attempt", default=False)
 
 
-def _type_of(x: Any) -> Any:
+def _type_of(x: Value) -> Any:
     return ref_type(x) if is_ref(x) else _jax.typeof(x)
 
 

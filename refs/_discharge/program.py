@@ -16,6 +16,7 @@ from refs._origin import origin_of
 from refs._tracing import derivative_rules, touch_analysis
 from refs._tracing.touch_analysis import Touch
 from refs._tracing.trace import one_name, unique
+from refs._types import ClosedJaxpr, RefLike, Value
 
 
 class Program(NamedTuple):
@@ -29,14 +30,14 @@ class Program(NamedTuple):
       is_differentiated: whether what forward rules do is counted, too.
     """
 
-    jaxpr: Any
-    refs: list[Any]
+    jaxpr: ClosedJaxpr
+    refs: list[RefLike]
     const_refs: tuple[int | None, ...]
     position: dict[int, int]
     is_differentiated: bool = False
 
     @staticmethod
-    def of(jaxpr: Any, is_differentiated: bool = False) -> Program:
+    def of(jaxpr: ClosedJaxpr, is_differentiated: bool = False) -> Program:
         consts = [c for c in jaxpr.consts if is_ref(c)]
         touches = derivative_rules.touches if is_differentiated else touch_analysis.touches
         hidden = [ref for ref, _ in touches(jaxpr).hidden]
@@ -58,7 +59,8 @@ class Program(NamedTuple):
         if same or len(self.position) > len(self.refs):
             key = {name: id(self.refs[k]) for name, k in self.position.items()}
             inputs = {self.jaxpr.jaxpr.invars[i]: id(self.refs[k]) for i, k in same.items()}
-            found = touch_analysis.touches_under(self.jaxpr, touch_analysis.Names(inputs, key))
+            names = touch_analysis.Names(inputs, key)
+            found = touch_analysis.touches_under(self.jaxpr.jaxpr, self.jaxpr.consts, names)
         if self.is_differentiated:
             found = derivative_rules.with_rules(self.jaxpr, found)
         refs = [Touch.NONE] * len(self.refs)
@@ -87,7 +89,7 @@ class Program(NamedTuple):
         ctx: Context,
         ref_cells: Sequence[Cell],
         inputs: Sequence[Any],
-        arrays: Sequence[Any] | None = None,
+        arrays: Sequence[Value] | None = None,
     ) -> list[Any]:
         """Interprets the program: a cell for each of `refs`, values and cells for the inputs.
 
@@ -101,8 +103,8 @@ class Program(NamedTuple):
 
 def run_in_lanes(
     program: Program,
-    refs: Sequence[Any],
-    arrays: Sequence[Any],
+    refs: Sequence[RefLike],
+    arrays: Sequence[Value],
     inputs: Sequence[Any],
     lanes: Lanes,
 ) -> list[Any]:

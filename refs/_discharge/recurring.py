@@ -19,9 +19,10 @@ from refs._discharge.late_rules import is_open
 from refs._tracing import touch_analysis
 from refs._tracing.trace import AbstractArgument, unique
 from refs._tracing.weak_memo import WeakMemo
+from refs._types import Primitive, Value
 
 
-def made_of(primitive: Any, params: dict[str, Any]) -> dict[Any, Any] | None:
+def made_of(primitive: Primitive, params: dict[str, Any]) -> dict[Any, Any] | None:
     """What has been made of an operation, by its refs' pattern. None where it may differ by call.
 
     That is where derivative rules in it may touch refs, or close over what is traced.
@@ -57,7 +58,7 @@ def call(
     made: dict[Any, Any],
     evaluate: Callable[[Context, Sequence[Any]], list[Any]],
     context: Callable[[], Context],
-    operands: Sequence[Any],
+    operands: Sequence[Value],
 ) -> list[Any]:
     """`evaluate(context(), operands)`; what is made of it stays in `made`.
 
@@ -84,14 +85,14 @@ def call(
 def _compiled(
     evaluate: Callable[[Context, Sequence[Any]], list[Any]],
     context: Callable[[], Context],
-    operands: Sequence[Any],
+    operands: Sequence[Value],
     cells: Sequence[Cell],
     contents: Sequence[Any],
-    arrays: Sequence[Any],
+    arrays: Sequence[Value],
 ) -> Compiled:
     written: list[int] = []
 
-    def pure(contents: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    def pure(contents: Sequence[Any], arrays: Sequence[Value]) -> Any:
         inside = {
             id(cell): Cell(value, cell.origin) for cell, value in zip(cells, contents, strict=True)
         }
@@ -109,7 +110,7 @@ def _compiled(
     tree = jax.tree.structure(out)
 
     @jax.jit
-    def run(contents: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    def run(contents: Sequence[Any], arrays: Sequence[Value]) -> Any:
         out = _jax.eval_jaxpr(jaxpr, jaxpr.consts, [*contents, *arrays])
         return tree.unflatten(out)
 

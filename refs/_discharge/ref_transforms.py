@@ -16,27 +16,28 @@ from refs._indexing.nesting import nest
 from refs._indexing.places import is_static, known
 from refs._indexing.sharded import sharded_like
 from refs._indexing.syntax import Span
+from refs._types import Value
 from refs.errors import MissingRuleError
 
 
-def read(x: Any, transforms: Sequence[Any]) -> Any:
+def read(x: Value, transforms: Sequence[Any]) -> Any:
     """What the chain names."""
     for transform in transforms:
         x = _read(x, transform)
     return x
 
 
-def write(x: Any, transforms: Sequence[Any], value: Any) -> Any:
+def write(x: Value, transforms: Sequence[Any], value: Value) -> Any:
     """`x` with what the chain names overwritten."""
     return _update(x, transforms, value, "write")
 
 
-def add(x: Any, transforms: Sequence[Any], value: Any) -> Any:
+def add(x: Value, transforms: Sequence[Any], value: Value) -> Any:
     """`x` with `value` accumulated into what the chain names."""
     return _update(x, transforms, value, "add")
 
 
-def _update(x: Any, transforms: Sequence[Any], value: Any, method: str) -> Any:
+def _update(x: Value, transforms: Sequence[Any], value: Value, method: str) -> Any:
     if not transforms:
         return sharded_like(value if method == "write" else jnp.add(x, value), x)
     if isinstance(transforms[0], _jax.NDIndexer):
@@ -51,7 +52,7 @@ def _update(x: Any, transforms: Sequence[Any], value: Any, method: str) -> Any:
     return _undo(x, first, _update(_read(x, first), rest, value, method))
 
 
-def _read(x: Any, transform: Any) -> Any:
+def _read(x: Value, transform: Any) -> Any:
     if isinstance(transform, _jax.NDIndexer):
         return _index(transform).read(x)
     if isinstance(transform, _jax.ReshapeTransform):
@@ -66,7 +67,7 @@ def _read(x: Any, transform: Any) -> Any:
     )
 
 
-def _undo(x: Any, transform: Any, part: Any) -> Any:
+def _undo(x: Value, transform: Any, part: Any) -> Any:
     """The whole, from the part that `_read` made of it."""
     if isinstance(transform, _jax.ReshapeTransform):
         return lax.reshape(part, x.shape)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from refs._tracing.facts import know
+from refs._types import Eqn, Primitive, Value
 
 if TYPE_CHECKING:
     from refs._discharge.interpreter import Context
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 class Rule(Protocol):
     """Discharges one equation."""
 
-    def __call__(self, ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+    def __call__(self, ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
         """Discharges `eqn`.
 
         Args:
@@ -47,5 +48,5 @@ def register(*primitives: Any, **facts: Any) -> Callable[[_R], _R]:
     return registering
 
 
-def rule_for(primitive: Any) -> Rule | None:
+def rule_for(primitive: Primitive) -> Rule | None:
     return _rules.get(primitive)

@@ -10,11 +10,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
+from refs._types import Value
 
 READ = "refs.read"
 
 
-def kept(ctx: Context, cell: Cell, value: Any) -> Any:
+def kept(ctx: Context, cell: Cell, value: Value) -> Any:
     """A value read from a cell, by a name under which it is stored if that saves the whole ref."""
     saves = ctx.keeps_reads and cell.changes and 2 * value.size <= cell.read().size
     if not saves:

@@ -18,10 +18,11 @@ from refs._indexing.sharded import sharded_as_part
 from refs._indexing.syntax import Span
 from refs._indexing.values import fit, is_enabled
 from refs._origin import is_raised_by_jax, origin_of, user_site
+from refs._types import Indexer, Primitive, RefLike, Value
 from refs.errors import RefError, RefEscapeError, RefStateError, RefTypeError, RefValueError
 
 
-def check_ref(ref: Any, doing: str) -> Any:
+def check_ref(ref: RefLike, doing: str) -> Any:
     """`ref`'s array type, after making sure that it is a ref that can be used here and now."""
     if hasattr(ref, "_cell"):  # A handle of ours: the common case, quickly.
         ref._check()
@@ -53,7 +54,7 @@ def check_ref(ref: Any, doing: str) -> Any:
     return aval
 
 
-def describe(ref: Any) -> str:
+def describe(ref: RefLike) -> str:
     """The ref's name and birthplace, for messages."""
     return origin_of(_jax.typeof(ref)).describe()
 
@@ -61,7 +62,7 @@ def describe(ref: Any) -> str:
 class blamed:
     """Adds the ref's name and birthplace to an error raised about an index or a value."""
 
-    def __init__(self, doing: str, ref: Any):
+    def __init__(self, doing: str, ref: RefLike):
         self.doing, self.ref = doing, ref
 
     def __enter__(self) -> None:
@@ -79,7 +80,7 @@ def _blamed(error: RefError, text: str) -> RefError:
     return blamed
 
 
-def get(ref: Any, idx: Any = None) -> jax.Array:
+def get(ref: RefLike, idx: Indexer = None) -> jax.Array:
     """Reads `ref[idx]`.
 
     Args:
@@ -107,7 +108,7 @@ def get(ref: Any, idx: Any = None) -> jax.Array:
     return _read(ref, index)
 
 
-def set(ref: Any, idx: Any, value: Any) -> None:
+def set(ref: RefLike, idx: Indexer, value: Value) -> None:
     """Writes `ref[idx] = value`.
 
     Args:
@@ -132,7 +133,7 @@ def set(ref: Any, idx: Any, value: Any) -> None:
     _write(ref, index, value)
 
 
-def swap(ref: Any, idx: Any, value: Any) -> jax.Array:
+def swap(ref: RefLike, idx: Indexer, value: Value) -> jax.Array:
     """Writes `ref[idx] = value` and returns what stood there.
 
     Args, raises: as `set`.
@@ -154,7 +155,7 @@ def swap(ref: Any, idx: Any, value: Any) -> jax.Array:
         return kernels.swap(ref, index, value)
 
 
-def addupdate(ref: Any, idx: Any, x: Any) -> None:
+def addupdate(ref: RefLike, idx: Indexer, x: Value) -> None:
     """Accumulates `x` into `ref[idx]`; an element that `idx` names twice gets both.
 
     `ref[idx] += x` reads, adds and writes, as in NumPy: there an element named twice gets the
@@ -177,11 +178,11 @@ def addupdate(ref: Any, idx: Any, x: Any) -> None:
         kernels.update(ref, index, "add", x)
 
 
-def _is_quick(ref: Any) -> bool:
+def _is_quick(ref: RefLike) -> bool:
     return _jax.trace_state.value is _jax.eval_trace and hasattr(ref, "_cell")
 
 
-def _check_writable(ref: Any, doing: str) -> Any:
+def _check_writable(ref: RefLike, doing: str) -> Any:
     aval = check_ref(ref, doing)
     if not is_enabled(aval.dtype):
         raise RefTypeError(
@@ -192,7 +193,7 @@ def _check_writable(ref: Any, doing: str) -> Any:
     return aval
 
 
-def _located(ref: Any, idx: Any, value: Any, doing: str) -> tuple[Index, Any]:
+def _located(ref: RefLike, idx: Indexer, value: Value, doing: str) -> tuple[Index, Any]:
     """Where a write goes, and the value as it goes there."""
     aval = _check_writable(ref, doing)
     with blamed(doing, ref):
@@ -200,7 +201,7 @@ def _located(ref: Any, idx: Any, value: Any, doing: str) -> tuple[Index, Any]:
         return index, fit(value, index.result_shape, aval.dtype)
 
 
-def accumulate(ref: Any, idx: Any, method: str, operand: Any) -> None:
+def accumulate(ref: RefLike, idx: Indexer, method: str, operand: Value) -> None:
     """`ref.at[idx].<method>(operand)` for `add`, `multiply`, `min` and `max`."""
     if method == "add":
         addupdate(ref, idx, operand)
@@ -208,7 +209,7 @@ def accumulate(ref: Any, idx: Any, method: str, operand: Any) -> None:
         update(ref, idx, method, operand)
 
 
-def update(ref: Any, idx: Any, method: str, operand: Any) -> None:
+def update(ref: RefLike, idx: Indexer, method: str, operand: Value) -> None:
     """`ref.at[idx].<method>(operand)` for all but `set` and `add`."""
     aval = _check_writable(ref, method)
     with blamed(method, ref):
@@ -250,7 +251,7 @@ def _halves(index: Index) -> tuple[Index, Index]:
     return block, index._replace(shape=block.taken_shape, dims=tuple(rest))
 
 
-def get_sharded(ref: Any, idx: Any, out_sharding: Any) -> jax.Array:
+def get_sharded(ref: RefLike, idx: Indexer, out_sharding: Any) -> jax.Array:
     """Reads `ref[idx]`, sharded over an explicit mesh as told."""
     aval = check_ref(ref, "get")
     with blamed("get", ref):
@@ -263,14 +264,14 @@ def get_sharded(ref: Any, idx: Any, out_sharding: Any) -> jax.Array:
     return index.read(_bind_whole(_jax.get_p, ref), out_sharding)
 
 
-def _read(ref: Any, index: Index) -> Any:
+def _read(ref: RefLike, index: Index) -> Any:
     if not _jax.at_top_level():
         return index.finish(_bind_get(ref, index))
     with _sharded(ref, index):
         return kernels.read(ref, index)
 
 
-def _write(ref: Any, index: Index, value: Any) -> None:
+def _write(ref: RefLike, index: Index, value: Value) -> None:
     if not _jax.at_top_level():
         _bind_write(_jax.swap_p, ref, index, value)
         return
@@ -278,14 +279,14 @@ def _write(ref: Any, index: Index, value: Any) -> None:
         kernels.update(ref, index, "set", value)
 
 
-def _bind_get(ref: Any, index: Index) -> Any:
+def _bind_get(ref: RefLike, index: Index) -> Any:
     if _is_only_whole(ref, index):
         with _sharded(ref, index):
             return _plain(index).read(_bind_whole(_jax.get_p, ref))
     return _bind(_jax.get_p, ref, index)
 
 
-def _is_only_whole(ref: Any, index: Index) -> bool:
+def _is_only_whole(ref: RefLike, index: Index) -> bool:
     """True where JAX's ref primitives refuse an index that arrays take: see `_bind_whole`."""
     if not _jax.is_on_explicit_mesh(ref):
         return False
@@ -302,7 +303,7 @@ def _is_sharded(dim: Any) -> bool:
     return isinstance(dim, jax.Array) and _jax.has_explicit_sharding(_jax.typeof(dim))
 
 
-def _bind_whole(primitive: Any, ref: Any, *value: Any) -> Any:
+def _bind_whole(primitive: Primitive, ref: RefLike, *value: Value) -> Any:
     """Reads or writes all of a ref that is sharded over an explicit mesh.
 
     The index is then that of an array, which may name single elements of what isn't sharded.
@@ -313,7 +314,7 @@ def _bind_whole(primitive: Any, ref: Any, *value: Any) -> Any:
 class _sharded:
     """Explains JAX's errors about an index of a ref that is sharded over an explicit mesh."""
 
-    def __init__(self, ref: Any, index: Index):
+    def __init__(self, ref: RefLike, index: Index):
         self.ref, self.index = ref, index
 
     def __enter__(self) -> None:
@@ -340,7 +341,7 @@ def _plain(index: Index) -> Index:
     return Index.of_dims(index.dims, index.shape)
 
 
-def _bind_write(primitive: Any, ref: Any, index: Index, value: Any) -> Any:
+def _bind_write(primitive: Primitive, ref: RefLike, index: Index, value: Value) -> Any:
     value = _jax.varying_like(ref, index.unfinish(value))
     if too_many := _jax.varying_axes(value) - _jax.varying_axes(ref):
         axes = ", ".join(map(repr, sorted(too_many, key=str)))
@@ -360,7 +361,7 @@ def _bind_write(primitive: Any, ref: Any, index: Index, value: Any) -> Any:
     return _bind(primitive, ref, index, sharded_as_part(value, ref))
 
 
-def _bind(primitive: Any, ref: Any, index: Index, *value: Any) -> Any:
+def _bind(primitive: Primitive, ref: RefLike, index: Index, *value: Value) -> Any:
     leaves, tree = jax.tree.flatten(() if index.is_whole else (index.indexer(),))
     ref = _jax.passed_on(ref)
     try:

@@ -19,15 +19,16 @@ import numpy as np
 from refs import _jax
 from refs._handles import access
 from refs._origin import origin_of
+from refs._types import Indexer, RefLike, Value
 from refs.errors import RefTypeError
 
 
-def get(ref: Any, idx: Any = ...) -> jax.Array:
+def get(ref: RefLike, idx: Indexer = ...) -> jax.Array:
     """Returns `ref[idx]`."""
     return access.get(ref, idx)
 
 
-def set(ref: Any, value: Any, *others: Any, idx: Any = ...) -> None:
+def set(ref: RefLike, value: Value, *others: Any, idx: Indexer = ...) -> None:
     """Writes `ref[idx] = value`.
 
     Raises:
@@ -43,7 +44,7 @@ def set(ref: Any, value: Any, *others: Any, idx: Any = ...) -> None:
     access.set(ref, idx, value)
 
 
-def swap(ref: Any, value: Any, *others: Any, idx: Any = ...) -> jax.Array:
+def swap(ref: RefLike, value: Value, *others: Any, idx: Indexer = ...) -> jax.Array:
     """Writes `ref[idx] = value` and returns what stood there.
 
     Raises:
@@ -53,28 +54,28 @@ def swap(ref: Any, value: Any, *others: Any, idx: Any = ...) -> jax.Array:
     return access.swap(ref, idx, value)
 
 
-def addupdate(ref: Any, x: Any, idx: Any = ...) -> None:
+def addupdate(ref: RefLike, x: Value, idx: Indexer = ...) -> None:
     """Accumulates `x` into `ref[idx]`. The order of arguments is `jax.Ref.addupdate`'s."""
     # By place as well: JAX itself calls it so, when it accumulates gradients in refs.
     access.addupdate(ref, idx, x)
 
 
-def nbytes(ref: Any) -> int:
+def nbytes(ref: RefLike) -> int:
     """The size of the buffer in bytes."""
     return ref.size * ref.dtype.itemsize
 
 
-def name(ref: Any) -> str | None:
+def name(ref: RefLike) -> str | None:
     """The name given to `new_ref`, which messages use."""
     return origin_of(_jax.typeof(ref)).name
 
 
-def iterate(ref: Any) -> Iterator[jax.Array]:
+def iterate(ref: RefLike) -> Iterator[jax.Array]:
     """`for row in ref`: each row is read when its turn comes."""
     return (access.get(ref, i) for i in range(len(ref)))
 
 
-def rounded(ref: Any, ndigits: int | None = None) -> jax.Array:
+def rounded(ref: RefLike, ndigits: int | None = None) -> jax.Array:
     """`round(ref)`: as of an array, an array."""
     return round(access.get(ref), ndigits)  # type: ignore[call-overload]
 
@@ -82,7 +83,7 @@ def rounded(ref: Any, ndigits: int | None = None) -> jax.Array:
 def _converted(name: str, to: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """`to(ref)`, of a scalar: the Python number that the ref holds now."""
 
-    def convert(ref: Any) -> Any:
+    def convert(ref: RefLike) -> Any:
         if ref.shape != ():
             raise RefTypeError(
                 f"{name}() of {access.describe(ref)}, of shape {ref.shape}: only a scalar is a "
@@ -105,7 +106,7 @@ def _converted(name: str, to: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return convert
 
 
-def formatted(ref: Any, spec: str) -> str:
+def formatted(ref: RefLike, spec: str) -> str:
     """`f"{ref:.3f}"`: a scalar's value, as of an array. Without a format it is `str(ref)`."""
     if not spec:
         return str(ref)
@@ -117,12 +118,12 @@ def formatted(ref: Any, spec: str) -> str:
     return format(access.get(ref), spec)
 
 
-def contains(ref: Any, item: Any) -> bool:
+def contains(ref: RefLike, item: Any) -> bool:
     """`item in ref`: whether an element is equal."""
     return item in access.get(ref)
 
 
-def equal(ref: Any, other: Any) -> Any:
+def equal(ref: RefLike, other: Any) -> Any:
     """`ref == other` and `ref != other`: the same ref or not; arrays and numbers are refused.
 
     JAX's own refs are unequal to all numbers, silently: `jnp.where(ref == 2, …)`.
@@ -143,28 +144,28 @@ def no_attribute(name: str) -> str:
     return f"Ref has no attribute {name!r}: if you mean the array's, read it, `ref[...].{name}`"
 
 
-def refuse_attribute(ref: Any, name: str) -> None:
+def refuse_attribute(ref: RefLike, name: str) -> None:
     raise AttributeError(
         f"attribute {name!r} of {access.describe(ref)} can't be set: to write what it holds, "
         "`ref[...] = value`"
     )
 
 
-def refuse_truth(ref: Any) -> bool:
+def refuse_truth(ref: RefLike) -> bool:
     raise RefTypeError(
         f"the truth value of {access.describe(ref)} is ambiguous: test `ref is not None`, or "
         "its value, `ref[...]`"
     )
 
 
-def refuse_arithmetic(ref: Any, *others: Any, **keywords: Any) -> Any:
+def refuse_arithmetic(ref: RefLike, *others: Any, **keywords: Any) -> Any:
     raise RefTypeError(
         f"{access.describe(ref)} is not an array: use its value, `ref[...] + x`, or update it in "
         "place, `ref[...] += x`"
     )
 
 
-def _refuse_index_by_place(ref: Any, doing: str, others: tuple[Any, ...]) -> None:
+def _refuse_index_by_place(ref: RefLike, doing: str, others: tuple[Any, ...]) -> None:
     if others:
         raise RefTypeError(
             f"{doing} of {access.describe(ref)} with {1 + len(others)} arguments: the method "

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from refs import _jax
 from refs._handles.ref import Ref
 from refs._handles.view import RefView
+from refs._types import Value
 
 
-def is_ref(x: Any) -> bool:
+def is_ref(x: Value) -> bool:
     """True for any ref: a handle, ours or JAX's, or a traced one."""
     # Asked of every leaf of a call, and JAX's own answer takes a microsecond.
     kind = type(x)
     return kind is Ref or (kind is not _jax.ArrayImpl and isinstance(x, _jax.NativeRef))
 
 
-def is_concrete(x: Any) -> bool:
+def is_concrete(x: Value) -> bool:
     """True for a handle, ours or JAX's, False for a traced ref and anything else."""
     return isinstance(x, _jax.NativeRef) and not isinstance(x, _jax.Tracer)
 
 
-def is_view(x: Any) -> bool:
+def is_view(x: Value) -> bool:
     """True for a view, `ref.at[idx]`."""
     return isinstance(x, RefView)

@@ -23,6 +23,7 @@ from refs._handles.view import ViewMaker
 from refs._indexing.sharded import layout
 from refs._indexing.syntax import as_tuple
 from refs._origin import Origin, user_site
+from refs._types import Aval, DType, Indexer, PyTree, RefLike, Value
 from refs.errors import RefStateError, RefTypeError, RefValueError
 
 
@@ -129,10 +130,10 @@ class Ref(_Fields):
     swap = members.swap
     addupdate = members.addupdate  # type: ignore[assignment]
 
-    def __getitem__(self, idx: Any) -> jax.Array:
+    def __getitem__(self, idx: Indexer) -> jax.Array:
         return access.get(self, as_tuple(idx))
 
-    def __setitem__(self, idx: Any, value: Any) -> None:
+    def __setitem__(self, idx: Indexer, value: Value) -> None:
         access.set(self, as_tuple(idx), value)
 
     if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class Ref(_Fields):
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(members.no_attribute(name))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Value) -> None:
         # JAX's class has a `__dict__`, in which anything would vanish.
         if not name.startswith("_"):
             members.refuse_attribute(self, name)
@@ -180,7 +181,7 @@ class Ref(_Fields):
         lines = text.removeprefix("Array").replace("\n  ", "\n")
         return f"Ref{lines[:-1]}{name})"
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DType = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError(
                 f"an array of {access.describe(self)} without a copy: each read is one, so that "
@@ -192,7 +193,7 @@ class Ref(_Fields):
         found.flags.writeable = bool(copy)
         return found
 
-    def _as_numpy(self, dtype: Any) -> np.ndarray:
+    def _as_numpy(self, dtype: DType) -> np.ndarray:
         if _jax.is_key(self._dtype) or not (_jax.at_top_level() or _jax.trace_state.value is None):
             return np.array(self[...], dtype)
         # Without JAX's help: where a signal handler reads, JAX may be in the middle of something.
@@ -219,7 +220,7 @@ _jax.register_handle(Ref, lambda handles: [_jax.wrap_keys(h._buffer(), h._dtype)
 
 
 def new_ref(
-    init_val: Any,
+    init_val: PyTree,
     *,
     memory_space: Any = None,
     kind: str | None = None,
@@ -306,7 +307,7 @@ def empty_ref(ty: Any, memory_space: Any = None, *, name: str | None = None) -> 
     return new_ref(zeros, memory_space=memory_space, copy=False, name=name)
 
 
-def _copied(ref: Any, memo: Any = None) -> Ref:
+def _copied(ref: RefLike, memo: Any = None) -> Ref:
     return new_ref(ref[...], name=ref.name)
 
 
@@ -315,7 +316,7 @@ for _name in ("copy", "deepcopy"):
     setattr(RefType, f"_{_name}", lambda aval, tracer, *memo: _copied(tracer))
 
 
-def freeze(ref: Any) -> jax.Array:
+def freeze(ref: RefLike) -> jax.Array:
     """Ends a ref and returns its value, without a copy.
 
     Raises:
@@ -335,7 +336,7 @@ def freeze(ref: Any) -> jax.Array:
     return _end(ref, "was frozen") if isinstance(ref, Ref) else _jax.freeze(ref)
 
 
-def free_ref(ref: Any) -> None:
+def free_ref(ref: RefLike) -> None:
     """Ends a ref and frees its memory.
 
     Raises:
@@ -352,7 +353,7 @@ def free_ref(ref: Any) -> None:
     buffer.delete()
 
 
-def _check_not_tracing(ref: Any, doing: str) -> None:
+def _check_not_tracing(ref: RefLike, doing: str) -> None:
     if not _jax.at_top_level():
         raise RefStateError(
             f"{doing} of {access.describe(ref)} inside a traced function, which would end it "
@@ -365,16 +366,16 @@ def _end(ref: Ref, how: str) -> jax.Array:
     return _jax.wrap_keys(exchange.end(ref, f"{how} at {site}" if site else how), ref._dtype)
 
 
-def _adopt(ref: Any, origin: Origin) -> Any:
+def _adopt(ref: RefLike, origin: Origin) -> Any:
     """Gives a ref that JAX made in a trace our type, where the trace can be told."""
     return _jax.retype(ref, lambda aval: RefType.of(aval, origin))
 
 
-def _strong(aval: Any, origin: Origin) -> RefType:
+def _strong(aval: Aval, origin: Origin) -> RefType:
     return RefType(aval.inner_aval.update(weak_type=False), aval.memory_space, aval.kind, origin)
 
 
-def _as_array(x: Any) -> Any:
+def _as_array(x: Value) -> Any:
     if getattr(x, "dtype", None) == jax.dtypes.float0:
         raise RefTypeError(
             "new_ref of an array of dtype float0, which holds no numbers: it stands for a "

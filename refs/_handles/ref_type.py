@@ -10,6 +10,7 @@ from refs._handles import access, members
 from refs._handles.view import ViewMaker
 from refs._indexing.syntax import as_tuple
 from refs._origin import UNKNOWN, Origin
+from refs._types import Aval, Indexer, RefLike, Value
 from refs.errors import RefTypeError
 
 
@@ -24,7 +25,7 @@ class RefType(_jax.AbstractRef):
 
     def __init__(
         self,
-        inner_aval: Any,
+        inner_aval: Aval,
         memory_space: Any = None,
         kind: Any = None,
         origin: Origin = UNKNOWN,
@@ -34,23 +35,25 @@ class RefType(_jax.AbstractRef):
         # Every call of a compiled function asks for it.
         self._hash = hash((_jax.AbstractRef, self.inner_aval, self.memory_space))
 
-    def update(self, inner_aval: Any = None, memory_space: Any = None, kind: Any = None) -> RefType:
+    def update(
+        self, inner_aval: Aval = None, memory_space: Any = None, kind: Any = None
+    ) -> RefType:
         return RefType.of(super().update(inner_aval, memory_space, kind), self.origin)
 
     @staticmethod
-    def of(aval: Any, origin: Origin = UNKNOWN) -> RefType:
+    def of(aval: Aval, origin: Origin = UNKNOWN) -> RefType:
         return RefType(aval.inner_aval, aval.memory_space, aval.kind, origin)
 
     def to_tangent_aval(self) -> RefType:
         return RefType.of(super().to_tangent_aval(), self.origin)
 
-    def _getitem(self, tracer: Any, idx: Any) -> Any:
+    def _getitem(self, tracer: RefLike, idx: Indexer) -> Any:
         return access.get(tracer, as_tuple(idx))
 
-    def _setitem(self, tracer: Any, idx: Any, value: Any) -> None:
+    def _setitem(self, tracer: RefLike, idx: Indexer, value: Value) -> None:
         access.set(tracer, as_tuple(idx), value)
 
-    def _addupdate(self, tracer: Any, idx: Any, value: Any) -> None:
+    def _addupdate(self, tracer: RefLike, idx: Indexer, value: Value) -> None:
         access.addupdate(tracer, idx, value)
 
     at = _jax.aval_property(ViewMaker)
@@ -80,7 +83,7 @@ class RefType(_jax.AbstractRef):
         return self._hash
 
 
-def _refuse_placement(aval: Any) -> Any:
+def _refuse_placement(aval: Aval) -> Any:
     raise RefTypeError(
         f"{aval.origin.describe()} where `jax.device_put` takes an array; `jax.debug.print` and "
         "`jax.debug.callback` call it outside of traced functions: give them the value, `ref[...]`"

@@ -15,6 +15,7 @@ from refs._indexing.index import Index
 from refs._indexing.nesting import nest
 from refs._indexing.syntax import BRACKETS, Bounds, as_tuple
 from refs._indexing.values import filling, fit
+from refs._types import Indexer, RefLike, Value
 from refs.errors import RefValueError
 
 
@@ -64,10 +65,10 @@ class ViewMaker:
 
     __slots__ = ("_path", "_ref")
 
-    def __init__(self, ref: Any, path: tuple[Any, ...] = ()):
+    def __init__(self, ref: RefLike, path: tuple[Any, ...] = ()):
         self._ref, self._path = ref, path
 
-    def __getitem__(self, idx: Any) -> RefView:
+    def __getitem__(self, idx: Indexer) -> RefView:
         return RefView(self._ref, (*self._path, as_tuple(idx)))
 
 
@@ -90,8 +91,8 @@ class RefView:
 
     __slots__ = ("_arrays", "_frozen", "_ref")
 
-    def __init__(self, ref: Any, path: tuple[Any, ...]):
-        arrays: list[Any] = []
+    def __init__(self, ref: RefLike, path: tuple[Any, ...]):
+        arrays: list[Value] = []
         self._ref = ref
         self._frozen = tuple(tuple(_freeze(e, arrays) for e in idx) for idx in path)
         self._arrays = tuple(arrays)
@@ -154,11 +155,11 @@ class RefView:
                 value = inside.fill(value, fill)
         return value if out_sharding is None else jax.sharding.reshard(value, out_sharding)
 
-    def set(self, value: Any, **how: Unpack[How]) -> None:
+    def set(self, value: Value, **how: Unpack[How]) -> None:
         """Overwrites the part."""
         self._update("set", value, how)
 
-    def swap(self, value: Any) -> jax.Array:
+    def swap(self, value: Value) -> jax.Array:
         """Overwrites the part and returns what stood there."""
         if self._is_in_scalar or (self._arrays and len(self._path) > 1):
             # What is out of bounds lies elsewhere for a read than for a write.
@@ -167,33 +168,33 @@ class RefView:
             return old
         return access.swap(self._ref, self._index("swap", BRACKETS, writing=True), value)
 
-    def add(self, value: Any, **how: Unpack[How]) -> None:
+    def add(self, value: Value, **how: Unpack[How]) -> None:
         """Adds to the part; elements named twice get both contributions."""
         self._update("add", value, how)
 
-    def subtract(self, value: Any, **how: Unpack[How]) -> None:
+    def subtract(self, value: Value, **how: Unpack[How]) -> None:
         """Subtracts from the part; elements named twice get both contributions."""
         self._update("subtract", value, how)
 
-    def multiply(self, value: Any, **how: Unpack[How]) -> None:
+    def multiply(self, value: Value, **how: Unpack[How]) -> None:
         """Multiplies the part; elements named twice are multiplied twice."""
         self._update("multiply", value, how)
 
     mul = multiply
 
-    def divide(self, value: Any, **how: Unpack[How]) -> None:
+    def divide(self, value: Value, **how: Unpack[How]) -> None:
         """Divides the part; elements named twice are divided by the product."""
         self._update("divide", value, how)
 
-    def power(self, value: Any, **how: Unpack[How]) -> None:
+    def power(self, value: Value, **how: Unpack[How]) -> None:
         """Raises the part to a power; for elements named twice, to the product."""
         self._update("power", value, how)
 
-    def min(self, value: Any, **how: Unpack[How]) -> None:
+    def min(self, value: Value, **how: Unpack[How]) -> None:
         """Replaces elements greater than `value` by it."""
         self._update("min", value, how)
 
-    def max(self, value: Any, **how: Unpack[How]) -> None:
+    def max(self, value: Value, **how: Unpack[How]) -> None:
         """Replaces elements less than `value` by it."""
         self._update("max", value, how)
 
@@ -201,10 +202,10 @@ class RefView:
         """Replaces each element by `fn` of it (`fn` as NumPy's ufuncs, elementwise)."""
         self._update("apply", fn, how)
 
-    def __getitem__(self, idx: Any) -> jax.Array:
+    def __getitem__(self, idx: Indexer) -> jax.Array:
         return self.at[idx].get()
 
-    def __setitem__(self, idx: Any, value: Any) -> None:
+    def __setitem__(self, idx: Indexer, value: Value) -> None:
         self.at[idx].set(value)
 
     def __repr__(self) -> str:
@@ -242,7 +243,7 @@ class RefView:
             )
         )
 
-    def _update_scalar(self, index: Index, method: str, operand: Any) -> None:
+    def _update_scalar(self, index: Index, method: str, operand: Value) -> None:
         with access.blamed(method, self._ref):
             if method != "apply":
                 operand = fit(operand, index.result_shape, self.dtype)
@@ -252,7 +253,7 @@ class RefView:
             row = access.get(self._ref).reshape(1)
             access.set(self._ref, ..., index.update(row, method, operand)[0])
 
-    def _update(self, method: str, operand: Any, how: How) -> None:
+    def _update(self, method: str, operand: Value, how: How) -> None:
         index = self._index(method, _bounds(how), writing=True)
         if self._is_in_scalar:
             self._update_scalar(index, method, operand)
@@ -312,7 +313,7 @@ class _Mask(NamedTuple):
     content: bytes
 
 
-def _freeze(entry: Any, arrays: list[Any]) -> Any:
+def _freeze(entry: Any, arrays: list[Value]) -> Any:
     if isinstance(entry, slice):
         return _Slice(entry.start, entry.stop, entry.step)
     if isinstance(entry, _jax.Slice):
@@ -338,7 +339,7 @@ def _thaw(entry: Any, arrays: Any) -> Any:
     return next(arrays) if entry is _Array else entry
 
 
-def _show(idx: Any) -> str:
+def _show(idx: Indexer) -> str:
     def show(entry: Any) -> str:
         if isinstance(entry, slice):
             parts = ["" if p is None else str(p) for p in (entry.start, entry.stop)]

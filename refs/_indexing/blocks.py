@@ -11,6 +11,7 @@ from jax import lax
 
 from refs._indexing.places import is_static, located, narrow, within
 from refs._indexing.syntax import InBounds, Span, is_array
+from refs._types import Value
 
 
 class Block(NamedTuple):
@@ -30,13 +31,13 @@ class Block(NamedTuple):
     def is_whole(self) -> bool:
         return self.sizes == self.shape and not self.unchecked
 
-    def read(self, x: Any) -> Any:
+    def read(self, x: Value) -> Any:
         if all(is_static(s) for s in self.starts):
             stops = tuple(s + n for s, n in zip(self.starts, self.sizes, strict=True))
             return lax.slice(x, self.starts, stops)
         return lax.dynamic_slice(x, self._starts, self.sizes, allow_negative_indices=False)
 
-    def write(self, x: Any, value: Any) -> Any:
+    def write(self, x: Value, value: Value) -> Any:
         if self.unchecked:
             inside = functools.reduce(
                 lax.bitwise_and,

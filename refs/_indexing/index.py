@@ -41,6 +41,7 @@ from refs._indexing.syntax import (
 )
 from refs._indexing.updates import UPDATES, scatter
 from refs._indexing.values import fit
+from refs._types import Indexer, PyTree, Value
 from refs.errors import RefIndexError
 
 
@@ -62,7 +63,7 @@ class Index(NamedTuple):
     # -- making ---------------------------------------------------------------------------------
 
     @staticmethod
-    def parse(idx: Any, shape: Sequence[int], bounds: Bounds = BRACKETS) -> Index:
+    def parse(idx: Indexer, shape: Sequence[int], bounds: Bounds = BRACKETS) -> Index:
         if isinstance(idx, Index):
             return idx
         shape = tuple(shape)
@@ -171,7 +172,7 @@ class Index(NamedTuple):
 
     def split(self) -> tuple[Index, list[Any]]:
         """This index with every start, integer and array taken out, and those, as operands."""
-        operands: list[Any] = []
+        operands: list[Value] = []
         skeleton: list[Any] = []
         for dim, n in zip(self.dims, self.shape, strict=True):
             if isinstance(dim, Span):
@@ -186,7 +187,7 @@ class Index(NamedTuple):
                 skeleton.append("in bounds" if is_static(dim) else None)
         return self._replace(dims=tuple(skeleton)), operands
 
-    def join(self, operands: Sequence[Any]) -> Index:
+    def join(self, operands: Sequence[Value]) -> Index:
         rest = iter(operands)
         dims: list[Any] = []
         for dim in self.dims:
@@ -223,14 +224,14 @@ class Index(NamedTuple):
             taken = lax.transpose(taken, self.perm)
         return _reshape(taken, self.result_shape)
 
-    def unfinish(self, result: Any) -> Any:
+    def unfinish(self, result: PyTree) -> Any:
         """The inverse of `finish`."""
         result = _reshape(result, tuple(self.taken_shape[a] for a in self.perm))
         if not self._in_order:
             result = lax.transpose(result, tuple(int(k) for k in np.argsort(self.perm)))
         return lax.rev(result, self.flip) if self.flip else result
 
-    def fill(self, result: Any, value: Any) -> Any:
+    def fill(self, result: PyTree, value: Value) -> Any:
         """A result of this index, with `value` where that is out of bounds."""
         places = [
             (d, n)
@@ -248,7 +249,7 @@ class Index(NamedTuple):
 
     # -- reading and updating values ------------------------------------------------------------
 
-    def read(self, x: Any, out_sharding: Any = None) -> Any:
+    def read(self, x: Value, out_sharding: Any = None) -> Any:
         """The part of `x`, sharded over an explicit mesh as told."""
         if out_sharding is not None:
             return automatically(Index.read, self, out_sharding, x)
@@ -259,14 +260,14 @@ class Index(NamedTuple):
             return self.finish(x[block.rest])
         return self.finish(_reshape(x, self.taken_shape))
 
-    def write(self, x: Any, value: Any) -> Any:
+    def write(self, x: Value, value: Value) -> Any:
         return self.update(x, "set", value)
 
-    def add(self, x: Any, value: Any) -> Any:
+    def add(self, x: Value, value: Value) -> Any:
         """Accumulates: an element named twice gets both contributions."""
         return self.update(x, "add", value)
 
-    def update(self, x: Any, method: str, operand: Any) -> Any:
+    def update(self, x: Value, method: str, operand: Value) -> Any:
         """`x.at[...].<method>(operand)` of `jax.numpy`, for each method in `UPDATES`.
 
         It is sharded as `x` is.
@@ -276,12 +277,12 @@ class Index(NamedTuple):
         if method == "apply" or self.is_whole:  # A user's function runs where its caller does.
             return sharded_like(self._update(x, method, operand), x)
 
-        def update(index: Index, x: Any, operand: Any) -> Any:
+        def update(index: Index, x: Value, operand: Value) -> Any:
             return index._update(x, method, operand)
 
         return automatically(update, self, _jax.typeof(x).sharding, x, operand)
 
-    def _update(self, x: Any, method: str, operand: Any) -> Any:
+    def _update(self, x: Value, method: str, operand: Value) -> Any:
         if method in ("set", "add"):
             return self._update_taken(x, self.unfinish(operand), method)
         if not self.has_arrays:
@@ -291,7 +292,7 @@ class Index(NamedTuple):
             operand = self.unfinish(jnp.broadcast_to(operand, self.result_shape))
         return self._update_taken(x, operand, method)
 
-    def _update_taken(self, x: Any, value: Any, method: str) -> Any:
+    def _update_taken(self, x: Value, value: Value, method: str) -> Any:
         block = block_of(self.dims, self.shape)
         if block.rest is not None:
             part = x if block.is_whole else block.read(x)
@@ -305,7 +306,7 @@ class Index(NamedTuple):
         return block.write(x, value)
 
 
-def _reshape(x: Any, shape: tuple[int, ...]) -> Any:
+def _reshape(x: Value, shape: tuple[int, ...]) -> Any:
     return x if x.shape == shape else lax.reshape(x, shape)
 
 

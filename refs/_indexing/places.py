@@ -11,9 +11,10 @@ import numpy as np
 from jax import lax
 
 from refs import _jax
+from refs._types import Value
 
 
-def is_static(x: Any) -> bool:
+def is_static(x: Value) -> bool:
     return isinstance(x, int | np.integer)
 
 
@@ -49,7 +50,7 @@ def shared(entry: Any) -> Any:
 _shared: WeakValueDictionary[Any, np.ndarray] = WeakValueDictionary()
 
 
-def numpy_of(*operands: Any) -> Any:
+def numpy_of(*operands: Value) -> Any:
     """The module to compute with: NumPy where all is known, so that it stays known."""
     return np if all(is_static(x) or isinstance(x, np.ndarray) for x in operands) else jnp
 

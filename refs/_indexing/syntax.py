@@ -12,6 +12,7 @@ import numpy as np
 
 from refs import _jax
 from refs._indexing.places import clipped, is_static, known, narrow, unwrapped
+from refs._types import Indexer, Value
 from refs.errors import RefIndexError, RefTypeError
 
 
@@ -41,7 +42,7 @@ class Reversed(NamedTuple):
 class InBounds(NamedTuple):
     """A traced integer known to be in bounds."""
 
-    value: Any
+    value: Value
 
 
 def is_array(entry: Any) -> bool:
@@ -52,12 +53,12 @@ def is_array(entry: Any) -> bool:
     )
 
 
-def as_tuple(idx: Any) -> tuple[Any, ...]:
+def as_tuple(idx: Indexer) -> tuple[Any, ...]:
     """An index in brackets as a tuple, in which `None` is a new axis and nothing else."""
     return idx if isinstance(idx, tuple) else (idx,)
 
 
-def expand(idx: Any, shape: tuple[int, ...]) -> list[Any]:
+def expand(idx: Indexer, shape: tuple[int, ...]) -> list[Any]:
     """One entry for each axis of `shape`, and `NewAxis` where the result gets a new one."""
     entries: list[Any] = []
     for entry in as_tuple(idx):
@@ -115,7 +116,7 @@ def _entry(entry: Any) -> list[Any]:
     return [int(entry) if isinstance(entry, np.integer) else entry]
 
 
-def _mask_entries(mask: Any) -> list[Any]:
+def _mask_entries(mask: Value) -> list[Any]:
     if isinstance(mask, _jax.Tracer):
         raise RefTypeError(
             "a boolean mask must be concrete, for the result's shape depends on it, but this one "

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs._indexing.values import fit
+from refs._types import PyTree, Value
 
 # What each method makes of the old elements and its operand, where none is named twice.
 UPDATES: dict[str, Any] = {
@@ -23,7 +24,7 @@ UPDATES: dict[str, Any] = {
 }
 
 
-def scatter(x: Any, idx: tuple[Any, ...], method: str, value: Any) -> Any:
+def scatter(x: Value, idx: tuple[Any, ...], method: str, value: Value) -> Any:
     """`x.at[idx].<method>(value)`."""
     if x.dtype == bool:
         # XLA's scatters don't add or multiply booleans as NumPy does, but these are the same.
@@ -38,13 +39,13 @@ def scatter(x: Any, idx: tuple[Any, ...], method: str, value: Any) -> Any:
     return getattr(x.at[idx], method)(value)
 
 
-def _places(x: Any, idx: tuple[Any, ...]) -> Any:
+def _places(x: Value, idx: tuple[Any, ...]) -> Any:
     """Where in `x`, made flat, the elements of `x[idx]` lie; those out of bounds behind its end."""
     place = jnp.arange(x.size, dtype=jnp.int32).reshape(x.shape)
     return place.at[idx].get(mode="fill", fill_value=x.size).ravel()
 
 
-def _apply_each(x: Any, idx: tuple[Any, ...], fn: Any) -> Any:
+def _apply_each(x: Value, idx: tuple[Any, ...], fn: Any) -> Any:
     """Applies `fn` to one element after the other.
 
     XLA's scatter could, but only a function that closes over nothing.
@@ -59,7 +60,7 @@ def _apply_each(x: Any, idx: tuple[Any, ...], fn: Any) -> Any:
     return lax.fori_loop(0, place.size, step, x.ravel()).reshape(x.shape)
 
 
-def _multiply(x: Any, idx: tuple[Any, ...], y: Any) -> Any:
+def _multiply(x: Value, idx: tuple[Any, ...], y: Value) -> Any:
     """`x.at[idx].multiply(y)`, with the derivative that JAX's doesn't have."""
 
     # JAX keeps the rule, and with it what it closes over: no values of a trace, then.
@@ -70,11 +71,11 @@ def _multiply(x: Any, idx: tuple[Any, ...], y: Any) -> Any:
         return tuple(next(rest) if i is None else i for i in slices)
 
     @jax.custom_jvp
-    def multiply(x: Any, y: Any, *arrays: Any) -> Any:
+    def multiply(x: Value, y: Value, *arrays: Any) -> Any:
         return x.at[index(arrays)].multiply(y)
 
     @multiply.defjvp
-    def derivative(primals: Any, tangents: Any) -> Any:
+    def derivative(primals: PyTree, tangents: PyTree) -> Any:
         x, y, *arrays = primals
         places = _places(x, index(arrays))
         return jax.jvp(lambda x, y: _multiply_each(x, places, y), (x, y), tangents[:2])
@@ -86,7 +87,7 @@ def _multiply(x: Any, idx: tuple[Any, ...], y: Any) -> Any:
 
 # One operation: JAX doesn't differentiate the scan's own under an explicit mesh.
 @jax.jit
-def _multiply_each(x: Any, places: Any, y: Any) -> Any:
+def _multiply_each(x: Value, places: Any, y: Value) -> Any:
     """The same in operations that have derivatives: the factors of one element side by side."""
     if not places.size:
         return x

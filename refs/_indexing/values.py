@@ -13,10 +13,11 @@ import numpy as np
 from jax import lax
 
 from refs import _jax
+from refs._types import Aval, DType, Value
 from refs.errors import RefTypeError, RefValueError
 
 
-def convert(value: Any, dtype: Any) -> Any:
+def convert(value: Value, dtype: DType) -> Any:
     """`value` as an array of `dtype`, as `x.at[...].set(value)` of `jax.numpy` converts it.
 
     Raises:
@@ -50,7 +51,7 @@ def convert(value: Any, dtype: Any) -> Any:
     return lax.convert_element_type(value, dtype)
 
 
-def fit(value: Any, shape: Sequence[int], dtype: Any) -> Any:
+def fit(value: Value, shape: Sequence[int], dtype: DType) -> Any:
     """`value` converted to `dtype` and broadcast to `shape`, as NumPy does in an assignment.
 
     Raises:
@@ -71,7 +72,7 @@ def fit(value: Any, shape: Sequence[int], dtype: Any) -> Any:
         ) from None
 
 
-def _number(value: Any, dtype: Any) -> np.ndarray:
+def _number(value: Value, dtype: DType) -> np.ndarray:
     if type(value) is int and jnp.issubdtype(dtype, jnp.integer):
         limits = jnp.iinfo(dtype)
         if not limits.min <= value <= limits.max:
@@ -82,7 +83,7 @@ def _number(value: Any, dtype: Any) -> np.ndarray:
         return np.asarray(value, dtype)
 
 
-def _holds(dtype: Any, value: Any) -> bool:
+def _holds(dtype: DType, value: Value) -> bool:
     """True where JAX's type promotion of the two gives `dtype`."""
     if any(jnp.issubdtype(d, jax.dtypes.extended) for d in (value.dtype, dtype)):
         return False
@@ -92,7 +93,7 @@ def _holds(dtype: Any, value: Any) -> bool:
         return False
 
 
-def is_enabled(dtype: Any) -> bool:
+def is_enabled(dtype: DType) -> bool:
     """Whether JAX makes arrays of this type now, not of 32 bits instead."""
     return dtype not in _WIDE or bool(jax.config.read("jax_enable_x64"))
 
@@ -102,19 +103,19 @@ _RANKS = {bool: 0, int: 1, float: 2, complex: 3}
 
 
 @functools.lru_cache
-def _rank(dtype: Any) -> int:
+def _rank(dtype: DType) -> int:
     """The rank of the kinds of numbers that `dtype` holds; -1 for none, as in PRNG keys."""
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     return next((k for k, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), -1)
 
 
-def neutral_of(aval: Any, method: str) -> Any:
+def neutral_of(aval: Aval, method: str) -> Any:
     """`neutral` as an array of a type, where the trace under way can use it."""
     zeros = zeros_of(aval)
     return zeros if method == "add" else lax.full_like(zeros, neutral(aval.dtype, method))
 
 
-def neutral(dtype: Any, method: str) -> Any:
+def neutral(dtype: DType, method: str) -> Any:
     """The number that changes nothing when an update of `ref.at[...]` is given it."""
     if method in ("add", "multiply"):
         return int(method == "multiply")
@@ -127,7 +128,7 @@ def neutral(dtype: Any, method: str) -> Any:
     return complex(end, end) if jnp.issubdtype(dtype, jnp.complexfloating) else end
 
 
-def filling(dtype: Any) -> Any:
+def filling(dtype: DType) -> Any:
     """What `mode="fill"` reads out of bounds, as in `jax.numpy`."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return np.asarray(np.nan, dtype)
@@ -139,7 +140,7 @@ def filling(dtype: Any) -> Any:
     raise RefTypeError(f'mode="fill" needs a `fill_value` for a ref of dtype {dtype}')
 
 
-def zeros_of(aval: Any) -> Any:
+def zeros_of(aval: Aval) -> Any:
     """Zeros of a type, where the trace under way can use them."""
     if _jax.has_explicit_sharding(aval):
         return _jax.zeros_like_aval(aval)

@@ -18,9 +18,10 @@ from jax import lax
 
 from refs import _jax
 from refs._inplace.body import Body, carries, is_add, is_var, renamed, splice, substitute
+from refs._types import Atom, Aval, Jaxpr, Value
 
 
-def accumulate(jaxpr: Any) -> Body:
+def accumulate(jaxpr: Jaxpr) -> Body:
     """One level of a jaxpr, with deposits made where they belong; its equations in any order."""
     body = Body(jaxpr)
     while _Sums(body).rewrite():  # What was a sum may be zeros and deposits now.
@@ -62,7 +63,8 @@ class _Sums:
         """Turns a sum into deposits on one of its operands, if the other is nothing but them."""
         eqn = self.body.eqns[k]
         left, right = eqn.invars
-        if left.aval != right.aval or not left.aval.shape:
+        aval: Aval = left.aval
+        if aval != right.aval or not aval.shape:
             return
         for base, other in ((left, right), (right, left)):
             found = self.deposits(other, 1)
@@ -102,7 +104,7 @@ class _Sums:
                 return None
         return found[::-1], sums
 
-    def _is_zeros(self, atom: Any) -> bool:
+    def _is_zeros(self, atom: Atom) -> bool:
         if is_var(atom) and atom in self.made_by:
             eqn = self.body.eqns[self.made_by[atom]]
             return eqn.primitive is lax.broadcast_in_dim_p and _is_literal_zero(eqn.invars[0])
@@ -131,7 +133,7 @@ class _Sums:
             return any(_Sums(b).deposits(b.outvars[output], 2) is not None for b in bodies)
         return False
 
-    def _depends(self, atom: Any, k: int) -> bool:
+    def _depends(self, atom: Atom, k: int) -> bool:
         """Whether a variable needs what a loop or a branch returns: it can't go into it then."""
         if self.body.eqns[k].primitive not in (_jax.scan_p, _jax.cond_p):
             return False
@@ -147,7 +149,7 @@ class _Sums:
                 waiting += self.body.eqns[j].invars
         return False
 
-    def _put(self, deposit: _Deposit, base: Any, into: list[Any]) -> Any:
+    def _put(self, deposit: _Deposit, base: Value, into: list[Any]) -> Any:
         """Puts a deposit onto `base` instead of zeros; returns what results."""
         eqn = self.body.eqns[deposit.eqn]
         if eqn.primitive is _jax.scan_p:
@@ -177,13 +179,13 @@ class _Sums:
         return out
 
 
-def _add_slice(base: Any, update: Any, *starts: Any) -> Any:
+def _add_slice(base: Value, update: Value, *starts: Any) -> Any:
     """`base[starts : starts + update.shape] += update`, starts clamped as XLA does."""
     old = lax.dynamic_slice_p.bind(base, *starts, slice_sizes=update.shape)
     return lax.dynamic_update_slice_p.bind(base, lax.add(old, update), *starts)
 
 
-def _add_block(base: Any, update: Any, *, starts: tuple[int, ...]) -> Any:
+def _add_block(base: Value, update: Value, *, starts: tuple[int, ...]) -> Any:
     """The same at a place that is known."""
     stops = [a + n for a, n in zip(starts, update.shape, strict=True)]
     new = lax.add(lax.slice(base, starts, stops), update)
@@ -191,7 +193,7 @@ def _add_block(base: Any, update: Any, *, starts: tuple[int, ...]) -> Any:
     return lax.dynamic_update_slice(base, new, places, allow_negative_indices=False)
 
 
-def _adding(jaxpr: Any, output: int, aval: Any, like: Any) -> Any:
+def _adding(jaxpr: Jaxpr, output: int, aval: Aval, like: Any) -> Any:
     """The jaxpr of a branch that adds its output to one more operand."""
     base = _jax.new_var(aval)
     made, [out] = splice(_jax.add_any_p.bind, [base, jaxpr.outvars[output]], like)
@@ -200,7 +202,7 @@ def _adding(jaxpr: Any, output: int, aval: Any, like: Any) -> Any:
     return jaxpr.replace(invars=[*jaxpr.invars, base], eqns=[*jaxpr.eqns, *made], outvars=outvars)
 
 
-def _only_adds(jaxpr: Any, carried: int, output: int) -> bool:
+def _only_adds(jaxpr: Jaxpr, carried: int, output: int) -> bool:
     """Whether all that a loop's body does to a carry is to add to it."""
     body = Body(jaxpr)
     consumers = body.consumers()
@@ -231,5 +233,5 @@ def _operands(body: Body) -> Iterator[Any]:
         yield from eqn.invars
 
 
-def _is_literal_zero(atom: Any) -> bool:
+def _is_literal_zero(atom: Atom) -> bool:
     return not is_var(atom) and not atom.aval.shape and _jax.is_zero_literal(atom)

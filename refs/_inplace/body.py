@@ -15,6 +15,7 @@ from jax import lax
 from refs import _jax
 from refs._callbacks.primitives import host_callback_p
 from refs._tracing.facts import facts_of
+from refs._types import Atom, Aval, Eqn, Jaxpr, Value
 
 # From there on XLA expands `optimization_barrier` after it fuses, and copies less in branches.
 COPIES_LESS = jaxlib.version.__version_info__ >= (0, 11, 2)
@@ -26,7 +27,7 @@ SMALLEST = 64
 class Body:
     """The equations of a jaxpr, any order in which they can run, and what comes out."""
 
-    def __init__(self, jaxpr: Any):
+    def __init__(self, jaxpr: Jaxpr):
         self.jaxpr = jaxpr
         self.eqns = list(jaxpr.eqns)
         self.outvars = list(jaxpr.outvars)
@@ -62,7 +63,7 @@ class Body:
         return found
 
 
-def must_run(eqn: Any) -> bool:
+def must_run(eqn: Eqn) -> bool:
     """Whether an equation, or one inside it, calls a function that may do anything.
 
     JAX calls programs slower that have an effect, so what such a call returns stands for one; but
@@ -73,7 +74,7 @@ def must_run(eqn: Any) -> bool:
     return any(_has_calls(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
 
 
-def _has_calls(jaxpr: Any) -> bool:
+def _has_calls(jaxpr: Jaxpr) -> bool:
     if jaxpr not in _calls:
         _calls[jaxpr] = any(map(must_run, jaxpr.eqns))
     return _calls[jaxpr]
@@ -82,11 +83,11 @@ def _has_calls(jaxpr: Any) -> bool:
 _calls: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
-def is_var(atom: Any) -> bool:
+def is_var(atom: Atom) -> bool:
     return not isinstance(atom, _jax.Literal)
 
 
-def size(atom: Any) -> int:
+def size(atom: Atom) -> int:
     """How many elements a variable has; what isn't an array has none."""
     n = 1
     for d in getattr(atom.aval, "shape", (0,)):
@@ -96,31 +97,31 @@ def size(atom: Any) -> int:
     return n
 
 
-def is_buffer(atom: Any) -> bool:
+def is_buffer(atom: Atom) -> bool:
     """Whether it is worth it not to copy an array."""
     return is_var(atom) and size(atom) >= SMALLEST
 
 
-def is_small(atom: Any, buffer: Any) -> bool:
+def is_small(atom: Atom, buffer: Atom) -> bool:
     """Whether an array is so much smaller than a buffer that it may be kept instead."""
     return 2 * size(atom) <= size(buffer)
 
 
-def is_update(eqn: Any) -> bool:
+def is_update(eqn: Eqn) -> bool:
     """Whether it changes a few cells of its first operand, and is that operand afterwards."""
     return facts_of(eqn.primitive).in_place == "update"
 
 
-def may_update(eqn: Any) -> bool:
+def may_update(eqn: Eqn) -> bool:
     """Whether it, or something inside it, may update one of its operands."""
     return is_update(eqn) or carries(eqn) is not None or eqn.primitive is _jax.cond_p
 
 
-def is_add(eqn: Any) -> bool:
+def is_add(eqn: Eqn) -> bool:
     return facts_of(eqn.primitive).in_place == "add"
 
 
-def carries(eqn: Any) -> tuple[int, int] | None:
+def carries(eqn: Eqn) -> tuple[int, int] | None:
     """Which operands of a loop, or a callback, its first outputs go on from: the first one, and
     how many. None of any other equation.
     """
@@ -128,24 +129,24 @@ def carries(eqn: Any) -> tuple[int, int] | None:
     return found(eqn) if found is not None else None
 
 
-def can_pass(atom: Any) -> bool:
+def can_pass(atom: Atom) -> bool:
     """Whether a conditional can return zeros instead of an array: not if it is a PRNG key."""
     return isinstance(getattr(atom.aval, "dtype", None), np.dtype)
 
 
-def renamed(atoms: Sequence[Any], names: dict[Any, Any]) -> list[Any]:
+def renamed(atoms: Sequence[Atom], names: dict[Any, Any]) -> list[Any]:
     """What variables are called otherwise, by these names."""
     return [names.get(v, v) if is_var(v) else v for v in atoms]
 
 
-def substitute(eqn: Any, names: dict[Any, Any]) -> Any:
+def substitute(eqn: Eqn, names: dict[Any, Any]) -> Any:
     """The equation with other names for its operands."""
     invars = renamed(eqn.invars, names)
     return eqn.replace(invars=invars) if invars != eqn.invars else eqn
 
 
 def splice(
-    fun: Callable[..., Any], atoms: Sequence[Any], like: Any, **static: Any
+    fun: Callable[..., Any], atoms: Sequence[Atom], like: Any, **static: Any
 ) -> tuple[list[Any], list[Any]]:
     """The equations of a function of these atoms, as if they stood where `like` does.
 
@@ -165,13 +166,13 @@ def splice(
     return eqns, renamed(template.outvars, names)
 
 
-def barrier(*operands: Any) -> Any:
+def barrier(*operands: Value) -> Any:
     """`lax.optimization_barrier`, to be spliced."""
     return lax.optimization_barrier(operands)
 
 
 @functools.lru_cache(maxsize=1024)
-def _template(fun: Callable[..., Any], avals: tuple[Any, ...], static: Any) -> Any:
+def _template(fun: Callable[..., Any], avals: tuple[Aval, ...], static: Any) -> Any:
     types = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
         for a in avals

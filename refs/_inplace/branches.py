@@ -25,9 +25,10 @@ from refs._inplace.body import (
     size,
     splice,
 )
+from refs._types import Eqn
 
 
-def updated_operands(eqn: Any) -> set[int]:
+def updated_operands(eqn: Eqn) -> set[int]:
     """Which operands of a conditional a branch returns updated: their positions."""
     found: set[int] = set()
     for branch in eqn.params["branches"]:
@@ -41,14 +42,14 @@ def updated_operands(eqn: Any) -> set[int]:
 
 def split_branches(body: Body) -> None:
     """Splits the conditionals of one level of a jaxpr, where that saves a copy."""
-    eqns: list[Any] = []
+    eqns: list[Eqn] = []
     for eqn in body.eqns:
         buffers = _buffers(eqn) if eqn.primitive is _jax.cond_p else {}
         eqns += _split(eqn, buffers) if buffers else [eqn]
     body.eqns = eqns
 
 
-def _buffers(eqn: Any) -> dict[int, int]:
+def _buffers(eqn: Eqn) -> dict[int, int]:
     """Which output is which operand, updated; empty if there is nothing to split."""
     branches = [_jax.as_closed(b) for b in eqn.params["branches"]]
     if eqn.effects or len(eqn.params) > 1 or any(b.consts for b in branches):
@@ -99,7 +100,7 @@ def _root(body: Body, v: Any) -> int | None:
     return next((k for k, x in enumerate(inputs) if x is v), None)
 
 
-def _split(eqn: Any, buffers: dict[int, int]) -> list[Any]:
+def _split(eqn: Eqn, buffers: dict[int, int]) -> list[Any]:
     """A conditional for each branch; what isn't a buffer goes through them all."""
     index, *operands = eqn.invars
     others = [o for o in range(len(eqn.outvars)) if o not in buffers]

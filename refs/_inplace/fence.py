@@ -29,6 +29,7 @@ from refs._inplace.body import (
     splice,
     substitute,
 )
+from refs._types import Atom, Eqn, Primitive, Value
 
 _TELLING = {
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
@@ -39,13 +40,13 @@ _TELLING = {
 class Fenced(NamedTuple):
     """Equations for an update behind a fence, and what is called otherwise behind it."""
 
-    eqns: list[Any]
+    eqns: list[Eqn]
     names: dict[Any, Any]
 
 
 def fenced(
-    eqn: Any,
-    buffer: Any,
+    eqn: Eqn,
+    buffer: Atom,
     passing: Sequence[Any],
     seen: Sequence[Any],
     constant: Container[Any],
@@ -87,7 +88,7 @@ def fenced(
     return _behind(eqn, eqns, values, out)
 
 
-def _carried(eqn: Any, values: Sequence[Any]) -> Fenced:
+def _carried(eqn: Eqn, values: Sequence[Value]) -> Fenced:
     """A callback that values go through as they are: XLA can't compute them again behind it."""
     _, n = carries(eqn) or (0, 0)
     params = eqn.params
@@ -100,26 +101,26 @@ def _carried(eqn: Any, values: Sequence[Any]) -> Fenced:
     return Fenced([carried], dict(zip(values, outvars, strict=True)))
 
 
-def _index_first(eqn: Any) -> list[Any]:
+def _index_first(eqn: Eqn) -> list[Any]:
     """The operands of an equation; those of an update with the smallest first."""
     if eqn.primitive is lax.dynamic_update_slice_p:
         return [*eqn.invars[2:], eqn.invars[1]]
     return list(eqn.invars)
 
 
-def _barrier(eqn: Any, passing: Sequence[Any], operands: Sequence[Any]) -> Fenced:
+def _barrier(eqn: Eqn, passing: Sequence[Any], operands: Sequence[Value]) -> Fenced:
     more = next(v for v in operands if v not in passing)
     eqns, out = splice(barrier, [*passing, more], eqn)
     return _behind(eqn, eqns, [*passing, more], out)
 
 
-def _behind(eqn: Any, eqns: list[Any], values: Sequence[Any], out: Sequence[Any]) -> Fenced:
+def _behind(eqn: Eqn, eqns: list[Eqn], values: Sequence[Value], out: Sequence[Value]) -> Fenced:
     names = dict(zip(values, out, strict=True))
     return Fenced([*eqns, substitute(eqn, names)], names)
 
 
 def _update(
-    *atoms: Any, n_tokens: int, n_operands: int, primitive: Any, params: tuple[Any, ...]
+    *atoms: Any, n_tokens: int, n_operands: int, primitive: Primitive, params: tuple[Any, ...]
 ) -> Any:
     """The result of an update, and the values that pass."""
     operands, passing = atoms[n_tokens : n_tokens + n_operands], atoms[n_tokens + n_operands :]
@@ -151,7 +152,7 @@ def always(tokens: Sequence[Any]) -> Any:
     return always
 
 
-def _bits(x: Any) -> Any:
+def _bits(x: Value) -> Any:
     """An integer made of one element."""
     x = lax.reshape(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), ())
     if jnp.issubdtype(x.dtype, jnp.bool_):
@@ -163,6 +164,6 @@ def _bits(x: Any) -> Any:
     return x
 
 
-def can_tell(atom: Any) -> bool:
+def can_tell(atom: Atom) -> bool:
     """Whether a conditional can be made to depend on an array like this."""
     return str(atom.aval.dtype) in _TELLING and 0 not in atom.aval.shape

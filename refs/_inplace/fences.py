@@ -11,6 +11,7 @@ from typing import Any
 from refs._inplace.body import Body, is_small, is_update, is_var, size, substitute
 from refs._inplace.fence import fenced
 from refs._inplace.order import has_jaxprs, is_computed_once, last_updates, needs
+from refs._types import Atom, Eqn
 
 # From how many buffers a value is remembered to have been read. The bound is against the square: a
 # sum over a thousand refs would be noted with each of them at each step.
@@ -42,7 +43,7 @@ class _Fences:
         self.read: dict[Any, list[Any]] = {v: [] for v in self.update_of}
         self.read_from: dict[Any, list[Any]] = {}
 
-    def now(self, atom: Any) -> Any:
+    def now(self, atom: Atom) -> Any:
         """What a value is called after the fences that it has passed."""
         while is_var(atom) and atom in self.passed:
             atom = self.passed[atom]
@@ -74,7 +75,7 @@ class _Fences:
         for buffer in mine:
             del self.read[buffer]
 
-    def _note_reads(self, eqn: Any) -> None:
+    def _note_reads(self, eqn: Eqn) -> None:
         """Remembers which buffers the outputs of an equation have been read from."""
         sources: dict[Any, None] = {}
         for v in filter(is_var, eqn.invars):
@@ -93,7 +94,7 @@ class _Fences:
                 for buffer in sources:
                     self.read[buffer].append(v)
 
-    def _cut(self, k: int, buffer: Any) -> tuple[list[Any], list[Any]]:
+    def _cut(self, k: int, buffer: Atom) -> tuple[list[Any], list[Any]]:
         """The values read from a buffer that its update must wait for.
 
         First those that are needed afterwards and would be computed again, then those that only
@@ -129,7 +130,7 @@ class _Fences:
             rest += new
         return found
 
-    def _is_read_back(self, eqn: Any) -> bool:
+    def _is_read_back(self, eqn: Eqn) -> bool:
         """Whether the result of an update is read by what XLA may put the update into.
 
         XLA may repeat the update there, or find that what is read is what has been written, and

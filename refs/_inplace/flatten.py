@@ -21,6 +21,7 @@ from refs._inplace.body import (
     substitute,
 )
 from refs._tracing.facts import facts_of
+from refs._types import Eqn, Jaxpr
 
 # Calls that call one another can grow without bounds when they are written out.
 LONGEST = 50_000
@@ -29,7 +30,7 @@ LONGEST = 50_000
 in_place_p = Primitive("in_place")
 
 
-def flatten(jaxpr: Any, known: dict[int, Any]) -> Any:
+def flatten(jaxpr: Jaxpr, known: dict[int, Any]) -> Any:
     """The jaxpr, and those of its loops and branches, without calls that hide an update.
 
     Returns the very same jaxpr where nothing in it is ever updated. `known` are the jaxprs seen
@@ -40,7 +41,7 @@ def flatten(jaxpr: Any, known: dict[int, Any]) -> Any:
     return known[id(jaxpr)][1]
 
 
-def is_worth_it(jaxpr: Any) -> bool:
+def is_worth_it(jaxpr: Jaxpr) -> bool:
     """Whether anything in the jaxpr, or in the jaxprs in it, may be updated in place."""
     if jaxpr not in _worth_it:
         _worth_it[jaxpr] = any(
@@ -55,7 +56,7 @@ def is_worth_it(jaxpr: Any) -> bool:
 _worth_it: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
-def _flatten(jaxpr: Any, known: dict[int, Any]) -> Any:
+def _flatten(jaxpr: Jaxpr, known: dict[int, Any]) -> Any:
     body = Body(jaxpr)
     body.eqns = []
     names: dict[Any, Any] = {}
@@ -64,7 +65,7 @@ def _flatten(jaxpr: Any, known: dict[int, Any]) -> Any:
     return body.close()
 
 
-def _append(body: Body, eqns: Sequence[Any], names: dict[Any, Any], known: dict[int, Any]) -> None:
+def _append(body: Body, eqns: Sequence[Eqn], names: dict[Any, Any], known: dict[int, Any]) -> None:
     """Adds equations whose variables have other names."""
     for eqn in eqns:
         eqn = substitute(eqn, names)
@@ -84,7 +85,7 @@ def _append(body: Body, eqns: Sequence[Any], names: dict[Any, Any], known: dict[
         names.update(zip(eqn.outvars, outvars, strict=True))
 
 
-def _called(eqn: Any) -> Any:
+def _called(eqn: Eqn) -> Any:
     """The jaxpr that an equation stands for, if it is no more than that."""
     if eqn.primitive is _jax.jit_p:
         p = _jax.jit_params(eqn.params)
@@ -103,7 +104,7 @@ def _called(eqn: Any) -> Any:
     return None if closed.consts else closed.jaxpr
 
 
-def _behind_barrier(eqn: Any, called: Any, body: Body) -> list[Any]:
+def _behind_barrier(eqn: Eqn, called: Any, body: Body) -> list[Any]:
     """The operands of a call, behind a barrier if it is there to be computed a second time.
 
     That is how JAX lowers `checkpoint`, so that XLA doesn't find that it was all computed before.
@@ -129,7 +130,7 @@ def _behind_barrier(eqn: Any, called: Any, body: Body) -> list[Any]:
     return operands
 
 
-def _put_onto(jaxpr: Any) -> set[Any]:
+def _put_onto(jaxpr: Jaxpr) -> set[Any]:
     """The inputs of a jaxpr that are only read in part, added to, and updated."""
     found = {v for v in jaxpr.invars if is_buffer(v)}
     for eqn in jaxpr.eqns:
@@ -140,7 +141,7 @@ def _put_onto(jaxpr: Any) -> set[Any]:
     return found
 
 
-def map_jaxprs(eqn: Any, fun: Any) -> Any:
+def map_jaxprs(eqn: Eqn, fun: Any) -> Any:
     """The equation with `fun` of each jaxpr of its loop or branches."""
     if eqn.primitive not in (*_jax.loop_primitives, _jax.cond_p):
         return eqn

@@ -14,6 +14,7 @@ from jax import lax
 from jax.lax import GatherScatterMode
 
 from refs._inplace.body import Body, size, splice
+from refs._types import Atom, Eqn, Value
 
 # Where XLA's threads come in, in bytes, and how many rows still make a small program.
 LARGE, FEW = 2**19, 32
@@ -21,7 +22,7 @@ LARGE, FEW = 2**19, 32
 
 def slice_small_gathers(body: Body) -> None:
     """Replaces the gathers of one level of a jaxpr that read a few rows of something large."""
-    eqns: list[Any] = []
+    eqns: list[Eqn] = []
     for eqn in body.eqns:
         if eqn.primitive is lax.gather_p and _is_worth_it(eqn):
             p = eqn.params
@@ -34,7 +35,9 @@ def slice_small_gathers(body: Body) -> None:
     body.eqns = eqns
 
 
-def _is_worth_it(eqn: Any) -> bool:
+def _is_worth_it(eqn: Eqn) -> bool:
+    operand: Atom
+    indices: Atom
     operand, indices = eqn.invars
     dtype = operand.aval.dtype
     return (
@@ -46,7 +49,7 @@ def _is_worth_it(eqn: Any) -> bool:
     )
 
 
-def _slices(operand: Any, indices: Any, *, dims: Any, sizes: tuple[int, ...]) -> Any:
+def _slices(operand: Value, indices: Any, *, dims: Any, sizes: tuple[int, ...]) -> Any:
     """What `lax.gather` does, by dynamic slices; they clamp their indices as it does."""
     batch = indices.shape[:-1]
     gone = (*dims.collapsed_slice_dims, *dims.operand_batching_dims)

@@ -18,6 +18,7 @@ from refs import _jax
 from refs._inplace.body import Body, carries, is_buffer, is_small, is_update, is_var
 from refs._inplace.branches import updated_operands
 from refs._tracing.facts import facts_of
+from refs._types import Atom, Eqn
 
 # How many equations may be moved for the sake of one edge. The search for a cycle looks at no more.
 # With 0, 3 and 10 there are copies in 8, 2 and 1 of the programs of `tests/test_in_place*.py`, from
@@ -74,7 +75,7 @@ class _Schedule:
         self._number(0)
         return len(self.order) == len(self.eqns)
 
-    def put_readers_first(self, buffer: Any, update: int) -> None:
+    def put_readers_first(self, buffer: Atom, update: int) -> None:
         """Puts what takes a buffer before its update.
 
         A large value that is made of it isn't kept, so what takes that comes first too.
@@ -88,7 +89,7 @@ class _Schedule:
                     if self._put_first(k, update) and not is_computed_once(self.eqns[k]):
                         values += [u for u in self.eqns[k].outvars if not is_small(u, buffer)]
 
-    def put_users_last(self, buffer: Any, update: int) -> None:
+    def put_users_last(self, buffer: Atom, update: int) -> None:
         """Puts the update of a buffer before what uses small values that were read from it.
 
         A user that the update needs stays where it is, and counts as a reader: what it computes may
@@ -176,7 +177,7 @@ def last_updates(body: Body) -> dict[Any, int]:
     return {v: k for k, eqn in enumerate(body.eqns) for v in _updated(eqn) if v not in returned}
 
 
-def _updated(eqn: Any) -> list[Any]:
+def _updated(eqn: Eqn) -> list[Any]:
     """The buffers that an equation changes, or may return: what is to be done in place."""
     if is_update(eqn):
         atoms = eqn.invars[:1]
@@ -190,10 +191,10 @@ def _updated(eqn: Any) -> list[Any]:
     return [v for v in atoms if is_buffer(v)]
 
 
-def is_computed_once(eqn: Any) -> bool:
+def is_computed_once(eqn: Eqn) -> bool:
     """Whether XLA never repeats an equation where its results are used."""
     return facts_of(eqn.primitive).is_computed_once or has_jaxprs(eqn) or bool(eqn.effects)
 
 
-def has_jaxprs(eqn: Any) -> bool:
+def has_jaxprs(eqn: Eqn) -> bool:
     return any(True for _ in _jax.jaxprs_in(eqn.params))

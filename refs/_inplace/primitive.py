@@ -17,11 +17,12 @@ from refs import _jax
 from refs._inplace.flatten import in_place_p
 from refs._inplace.rewrite import rewrite
 from refs._tracing.touch_analysis import used
+from refs._types import ClosedJaxpr, Value
 
 in_place_p.multiple_results = True
 
 
-def run_in_place(closed: Any, args: Sequence[Any]) -> list[Any]:
+def run_in_place(closed: ClosedJaxpr, args: Sequence[Value]) -> list[Any]:
     """What a jaxpr returns, run in place when it is compiled. What it doesn't use isn't passed."""
     closed, args = _jax.without_constants(closed), [*closed.consts, *args]
     variables = closed.jaxpr.invars
@@ -31,27 +32,27 @@ def run_in_place(closed: Any, args: Sequence[Any]) -> list[Any]:
 
 
 @_jax.def_effectful_abstract_eval(in_place_p)
-def _abstract_eval(*_: Any, jaxpr: Any) -> tuple[list[Any], Any]:
+def _abstract_eval(*_: Any, jaxpr: ClosedJaxpr) -> tuple[list[Any], Any]:
     return jaxpr.out_avals, jaxpr.effects
 
 
 @in_place_p.def_impl
-def _evaluate(*args: Any, jaxpr: Any) -> list[Any]:
+def _evaluate(*args: Any, jaxpr: ClosedJaxpr) -> list[Any]:
     """Outside `jax.jit` a program runs operation by operation, and there is nothing to order."""
     return _jax.eval_jaxpr(jaxpr, jaxpr.consts, args)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Any) -> Any:
+def _jvp(primals: Sequence[Value], tangents: Sequence[Value], *, jaxpr: ClosedJaxpr) -> Any:
     """The derivative is a program of its own: put `in_place` around that."""
 
     fun = functools.partial(_evaluate, jaxpr=jaxpr)
     return jax.jvp(fun, tuple(primals), tuple(map(_jax.instantiate, tangents)))
 
 
-def _transpose(cotangents: Sequence[Any], *args: Any, jaxpr: Any) -> list[Any]:
+def _transpose(cotangents: Sequence[Value], *args: Any, jaxpr: ClosedJaxpr) -> list[Any]:
     linear = [k for k, x in enumerate(args) if ad.is_undefined_primal(x)]
 
-    def fun(*operands: Any) -> list[Any]:
+    def fun(*operands: Value) -> list[Any]:
         given = dict(zip(linear, operands, strict=True))
         return _evaluate(*(given.get(k, x) for k, x in enumerate(args)), jaxpr=jaxpr)
 

@@ -12,9 +12,10 @@ from refs._inplace.fences import put_fences
 from refs._inplace.flatten import flatten, is_worth_it, map_jaxprs
 from refs._inplace.gathers import slice_small_gathers
 from refs._inplace.order import order
+from refs._types import Jaxpr
 
 
-def rewrite(jaxpr: Any, on_cpu: bool = True) -> Any:
+def rewrite(jaxpr: Jaxpr, on_cpu: bool = True) -> Any:
     """The jaxpr, so ordered that XLA updates in place what it updates.
 
     Args:
@@ -34,13 +35,13 @@ def rewrite(jaxpr: Any, on_cpu: bool = True) -> Any:
     return _rewrite(flatten(jaxpr, {}), on_cpu, {})
 
 
-def _is_sharded(jaxpr: Any) -> bool:
+def _is_sharded(jaxpr: Jaxpr) -> bool:
     """Whether types say how arrays are sharded: what the pass adds says nothing of it."""
     variables = (*jaxpr.constvars, *jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars))
     return any(_jax.has_explicit_sharding(v.aval) for v in variables)
 
 
-def _rewrite(jaxpr: Any, on_cpu: bool, known: dict[int, Any]) -> Any:
+def _rewrite(jaxpr: Jaxpr, on_cpu: bool, known: dict[int, Any]) -> Any:
     if not is_worth_it(jaxpr):
         return jaxpr
     if id(jaxpr) not in known:

@@ -12,6 +12,8 @@ from jax._src.interpreters import ad, mlir
 from jax._src.state import discharge as _discharge
 from jax._src.state import types as _state_types
 
+from refs._types import Aval, DType, Primitive, Value
+
 __all__ = [
     "array_type", "io_effect", "read_and_write", "refuse_derivatives", "register_host_lowering",
     "register_native_discharge", "varying_over",
@@ -34,7 +36,7 @@ def read_and_write(n: int) -> set[Any]:
     return {kind(k) for k in range(n) for kind in kinds}
 
 
-def varying_over(aval: Any, operands: Sequence[Any]) -> Any:
+def varying_over(aval: Aval, operands: Sequence[Value]) -> Any:
     """The type, varying over the devices of a `shard_map` as any of the operands' types does."""
     operands = [getattr(x, "inner_aval", x) for x in operands]
     varying = [x for x in operands if hasattr(x, "mat") and x.mat.varying]
@@ -48,7 +50,7 @@ def varying_over(aval: Any, operands: Sequence[Any]) -> Any:
     )
 
 
-def register_native_discharge(primitive: Any, discharge: Callable[..., Any]) -> None:
+def register_native_discharge(primitive: Primitive, discharge: Callable[..., Any]) -> None:
     """How JAX's own transformations discharge a primitive whose first operands are refs.
 
     `discharge(*values, **params)` gives what the refs hold afterwards, then the results.
@@ -65,11 +67,11 @@ def register_native_discharge(primitive: Any, discharge: Callable[..., Any]) -> 
     _discharge.register_discharge_rule(primitive)(rule)
 
 
-def array_type(shape: Sequence[int], dtype: Any) -> Any:
+def array_type(shape: Sequence[int], dtype: DType) -> Any:
     return core.ShapedArray(tuple(shape), np.dtype(dtype))
 
 
-def refuse_derivatives(primitive: Any, refuse: Callable[..., Any]) -> None:
+def refuse_derivatives(primitive: Primitive, refuse: Callable[..., Any]) -> None:
     """Calls `refuse(**params)`, which raises, where a primitive would be differentiated."""
 
     def rule(*_: Any, **params: Any) -> Any:
@@ -80,7 +82,7 @@ def refuse_derivatives(primitive: Any, refuse: Callable[..., Any]) -> None:
 
 
 def register_host_lowering(
-    primitive: Any,
+    primitive: Primitive,
     on_buffers: Callable[..., tuple[Callable[..., Any], int] | None],
     staged: Callable[..., Any],
     check: Callable[..., Any],
@@ -95,7 +97,7 @@ def register_host_lowering(
       check: called with the number of devices that the program runs on, and the parameters.
     """
 
-    def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+    def lower(ctx: Any, *operands: Value, **params: Any) -> Any:
         check(_devices_outside_shard_map(ctx), **params)
         platform, *others = ctx.module_context.platforms
         found = None

@@ -15,7 +15,7 @@ from jax._src import core, hijax, source_info_util
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 
-from refs._jax.names import ClosedJaxpr, Jaxpr
+from refs._types import Aval, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 
 __all__ = [
     "any_equation", "as_array", "as_closed", "at_source_of", "bind", "bind_eqn", "called_by",
@@ -27,9 +27,9 @@ __all__ = [
 _HiPrimitive: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimitive", ())
 
 
-def as_closed(jaxpr: Any) -> Any:
+def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
     """A jaxpr with its constants. Those that it lacks become inputs, as on the newest JAX."""
-    if ClosedJaxpr is Jaxpr or isinstance(jaxpr, ClosedJaxpr):
+    if isinstance(jaxpr, ClosedJaxpr):
         return jaxpr
     if jaxpr.constvars:
         jaxpr = _partial_eval.convert_constvars_jaxpr(jaxpr)
@@ -68,24 +68,24 @@ def replace_jaxpr(params: dict[str, Any], new: Any, more_outputs: int) -> dict[s
     return params
 
 
-def bind_eqn(eqn: Any, args: Sequence[Any]) -> list[Any]:
+def bind_eqn(eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     """Evaluates an equation as it is."""
     return bind(eqn.primitive, args, eqn.params)
 
 
-def bind(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+def bind(primitive: Primitive, args: Sequence[Value], params: dict[str, Any]) -> list[Any]:
     """Evaluates a primitive, given its parameters as they stand in an equation."""
     out = primitive.bind(*args, **primitive.get_bind_params(params))
     return list(out) if primitive.multiple_results else [out]
 
 
-def eval_jaxpr(closed: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+def eval_jaxpr(closed: ClosedJaxpr, consts: Sequence[Value], args: Sequence[Value]) -> list[Any]:
     """Evaluates a jaxpr as it is, with other constants than its own."""
     return core.eval_jaxpr(closed.jaxpr, consts, *args)
 
 
 @contextmanager
-def at_source_of(eqn: Any) -> Iterator[None]:
+def at_source_of(eqn: Eqn) -> Iterator[None]:
     """Restores the user's line, name scope and context managers of an equation."""
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with (
@@ -95,7 +95,7 @@ def at_source_of(eqn: Any) -> Iterator[None]:
         yield
 
 
-def user_line(eqn: Any) -> str:
+def user_line(eqn: Eqn) -> str:
     """`file.py:12` of the user's code that made the equation."""
     frame = source_info_util.user_frame(eqn.source_info.traceback)
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else "an unknown line"
@@ -106,7 +106,7 @@ def captured(traced: Any) -> Sequence[Any]:
     return traced._consts
 
 
-def any_equation(closed: Any, test: Callable[[Any], bool]) -> bool:
+def any_equation(closed: ClosedJaxpr, test: Callable[[Any], bool]) -> bool:
     """Whether an equation of a jaxpr, or of one in it, passes the test."""
     return any(
         test(eqn) or any(any_equation(inner, test) for inner in jaxprs_in(eqn.params))
@@ -114,35 +114,35 @@ def any_equation(closed: Any, test: Callable[[Any], bool]) -> bool:
     )
 
 
-def is_called_callback(primitive: Any) -> bool:
+def is_called_callback(primitive: Primitive) -> bool:
     """Whether a primitive calls Python, or what isn't XLA's. Only its name says so."""
     return "callback" in primitive.name or primitive.name in ("debug_print", "ffi_call")
 
 
-def as_array(x: Any) -> Any:
+def as_array(x: Value) -> Any:
     """`jnp.asarray(x)`, which makes an operation of it where a tracer is an array already."""
     return x if isinstance(x, jax.Array) else jax.numpy.asarray(x)
 
 
-def strong(x: Any) -> Any:
+def strong(x: Value) -> Any:
     """`x` as an array that is not weakly typed."""
     x = as_array(x)
     weak = getattr(x, "weak_type", False)  # PRNG keys don't say.
     return jax.lax.convert_element_type(x, x.dtype) if weak else x
 
 
-def typed_like(x: Any, example: Any) -> Any:
+def typed_like(x: Value, example: Any) -> Any:
     """`x` in the dtype of `example`, and weakly typed where that is."""
     kind: Any = core.typeof(example)
     return _lax._convert_element_type(x, kind.dtype, getattr(kind, "weak_type", False))
 
 
-def one_vjp(value: Any) -> Any:
+def one_vjp(value: Value) -> Any:
     """The cotangent of a scalar that is differentiated: one, sharded as its cotangents are."""
     return _lax._one_vjp(value)
 
 
-def vary_as(x: Any, example: Any) -> Any:
+def vary_as(x: Value, example: Any) -> Any:
     """`x`, varying over the devices of a `shard_map` as `example` does."""
     return _api._insert_pvary(x, example)
 
@@ -155,7 +155,7 @@ def forget_fast_path(compiled: Any) -> None:
     compiled._clear_cache()
 
 
-def commit(x: Any) -> Any:
+def commit(x: Value) -> Any:
     """The same buffer, committed to its device if those of JAX's own refs are: JAX compares."""
     if x.committed or not _refs_are_committed():
         return x
@@ -167,18 +167,18 @@ def _refs_are_committed() -> bool:
     return core.new_ref(jax.numpy.zeros(()))._refs._buf.committed  # in the newest JAX
 
 
-def new_var(aval: Any) -> Any:
+def new_var(aval: Aval) -> Any:
     """A variable of a jaxpr that is put together by hand."""
     return core.Var(aval)
 
 
-def called_by(eqn: Any, call: Any, name: str) -> Any:
+def called_by(eqn: Eqn, call: Any, name: str) -> Any:
     """An equation of a call's jaxpr as it stands where the call was."""
     stack = call.source_info.name_stack.extend(name) + eqn.source_info.name_stack
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
 
 
-def with_equations(jaxpr: Any, fun: Callable[[Any], Any]) -> Any:
+def with_equations(jaxpr: Jaxpr | ClosedJaxpr, fun: Callable[[Any], Any]) -> Any:
     """`fun` of a jaxpr, with the constants that it has."""
     if isinstance(jaxpr, ClosedJaxpr):
         new = fun(jaxpr.jaxpr)
@@ -186,18 +186,18 @@ def with_equations(jaxpr: Any, fun: Callable[[Any], Any]) -> Any:
     return fun(jaxpr)
 
 
-def map_jaxprs(eqn: Any, fun: Callable[[Any], Any]) -> Any:
+def map_jaxprs(eqn: Eqn, fun: Callable[[Any], Any]) -> Any:
     """The equation with `fun` of each jaxpr among its parameters."""
     return map_closed(eqn, lambda jaxpr: with_equations(jaxpr, fun))
 
 
-def map_closed(eqn: Any, fun: Callable[[Any], Any]) -> Any:
+def map_closed(eqn: Eqn, fun: Callable[[Any], Any]) -> Any:
     """`map_jaxprs`, but with what a jaxpr is there: with its constants, if it is closed."""
 
-    def mapped(value: Any) -> Any:
+    def mapped(value: Value) -> Any:
         return fun(value) if isinstance(value, Jaxpr | ClosedJaxpr) else value
 
-    def all_mapped(value: Any) -> Any:
+    def all_mapped(value: Value) -> Any:
         if not isinstance(value, tuple | list):
             return mapped(value)
         make = getattr(type(value), "_make", type(value))  # of a named tuple

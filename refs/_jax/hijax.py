@@ -14,6 +14,7 @@ from jax._src.interpreters import batching
 from jax._src.lax.control_flow import solves
 
 from refs._jax.names import is_ref_type
+from refs._types import Eqn, PyTree, Value
 
 __all__ = [
     "call_hi_primitive_p", "has_its_own_axes", "hi_function", "is_axis", "is_of_hi_type",
@@ -29,7 +30,7 @@ _ROOT: Any = getattr(solves, "CustomRoot", ())
 _DERIVED: Any = getattr(solves, "_RootLinearMap", ())
 
 
-def hi_function(eqn: Any, refuse: Callable[[], Any]) -> Callable[..., list[Any]]:
+def hi_function(eqn: Eqn, refuse: Callable[[], Any]) -> Callable[..., list[Any]]:
     """What a hi primitive does, as a function of its flat operands, refs among them.
 
     Where its derivative would be another than that of what it does, `refuse` is called, to raise.
@@ -52,7 +53,7 @@ def hi_function(eqn: Any, refuse: Callable[[], Any]) -> Callable[..., list[Any]]
 def _root_rule(prim: Any, call: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     """The implicit function theorem: as `CustomRoot.lin`, with refs among the operands."""
 
-    def rule(primals: Any, tangents: Any) -> Any:
+    def rule(primals: PyTree, tangents: PyTree) -> Any:
         out = call(*primals)
         solution = jax.tree.unflatten(prim.out_tree, out)
         root, aux = solution if prim.has_aux else (solution, ())
@@ -61,7 +62,7 @@ def _root_rule(prim: Any, call: Callable[..., Any]) -> Callable[[Any, Any], Any]
         rates = jax.tree.leaves(jax.tree.unflatten(prim.in_tree, tangents)[2])
         smooth = [k for k, x in enumerate(given) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
-        def residual(values: list[Any]) -> Any:
+        def residual(values: list[Value]) -> Any:
             consts = [*given]
             for k, value in zip(smooth, values, strict=True):
                 consts[k] = core.new_ref(value) if _is_ref(given[k]) else value
@@ -75,11 +76,11 @@ def _root_rule(prim: Any, call: Callable[..., Any]) -> Callable[[Any, Any], Any]
     return rule
 
 
-def _is_ref(x: Any) -> bool:
+def _is_ref(x: Value) -> bool:
     return is_ref_type(core.typeof(x))
 
 
-def _value(x: Any) -> Any:
+def _value(x: Value) -> Any:
     return x[...] if _is_ref(x) else x
 
 
@@ -94,16 +95,16 @@ def without_hi_primitives() -> Iterator[None]:
         yield
 
 
-def is_of_hi_type(x: Any) -> bool:
+def is_of_hi_type(x: Value) -> bool:
     """Whether it is of a type of the user's, which has neither shape nor dtype."""
     return core.typeof(x).is_high and not _is_ref(x)
 
 
-def is_axis(x: Any) -> bool:
+def is_axis(x: Value) -> bool:
     """Whether `jax.vmap` takes it for the place of an axis: an integer, or what a type says."""
     return type(x) is int or type(x) in batching.spec_types or isinstance(x, hijax.MappingSpec)
 
 
-def has_its_own_axes(x: Any) -> bool:
+def has_its_own_axes(x: Value) -> bool:
     """Whether it is an argument or an axis of a type that says itself how it is mapped."""
     return batching.is_vmappable(x) or (is_axis(x) and type(x) is not int)

@@ -39,10 +39,11 @@ from jax._src.state.types import WriteEffect as WriteEffect
 from jax._src.state.utils import bitcast as bitcast
 
 from refs._jax.primitives import passing_primitives
+from refs._types import Aval, Buffer, ClosedJaxpr, DType, Primitive, RefLike, Sharding, Value
 
 __all__ = [
-    "AbstractRef", "AccumEffect", "ArrayImpl", "BitcastTransform", "ClosedJaxpr", "DistinctIndexer",
-    "Jaxpr", "Literal", "NDIndexer", "NativeRef", "ReadEffect", "RefEffect", "ReshapeTransform",
+    "AbstractRef", "AccumEffect", "ArrayImpl", "BitcastTransform", "DistinctIndexer",
+    "Literal", "NDIndexer", "NativeRef", "ReadEffect", "RefEffect", "ReshapeTransform",
     "Slice", "Tracer", "TransposeTransform", "WriteEffect", "at_top_level", "aval_method",
     "aval_property", "bitcast", "can_pin", "context_in_jit", "current_trace", "debug_infs",
     "debug_nans", "def_effectful_abstract_eval", "eval_trace", "free_ref", "freeze", "fun_name",
@@ -58,9 +59,6 @@ __all__ = [
 # ---------------------------------------------------------------------------------------------
 # Types, tracers and traces
 
-Jaxpr = core.Jaxpr
-# The newest JAX has one class for a jaxpr with and without its constants.
-ClosedJaxpr = getattr(core, "ClosedJaxpr", core.Jaxpr)
 Literal = core.Literal
 Tracer = core.Tracer
 NativeRef = core.Ref
@@ -110,17 +108,17 @@ def name_arguments(fun: Callable[..., Any], args: Any, kwargs: Any, tracers: Seq
         tracer._debug_info = frame.debug_info
 
 
-def trace_of(tracer: Any) -> Any:
+def trace_of(tracer: Tracer) -> Any:
     """The trace that a traced value belongs to."""
     return tracer._trace
 
 
-def native_buffer(ref: Any) -> Any:
+def native_buffer(ref: RefLike) -> Any:
     """What one of JAX's own handles holds. Raises if it has ended."""
     return ref._refs._buf
 
 
-def set_native_buffer(ref: Any, buffer: Any) -> None:
+def set_native_buffer(ref: RefLike, buffer: Buffer) -> None:
     ref._refs._buf = buffer
 
 
@@ -149,14 +147,14 @@ def context_in_jit() -> Any:
 
 class TypeInJit(NamedTuple):
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: DType
     weak_type: bool | None
-    sharding: Any
+    sharding: Sharding | None
 
 
-def type_in_jit(x: Any) -> Any:
+def type_in_jit(x: Value) -> Any:
     """The type of an argument of JAX's jit: where that says how it is sharded, all of it."""
-    aval: Any = core.shaped_abstractify(x)
+    aval: Aval = core.shaped_abstractify(x)
     if aval.is_high:  # A type of the user's is what it is.
         return aval
     explicit = aval.sharding if has_explicit_sharding(aval) else None
@@ -177,11 +175,11 @@ def is_callback_frame(frame: FrameType) -> bool:
 _CALLBACKS = (callback.__file__, debugging.__file__)
 
 
-def is_key(dtype: Any) -> bool:
+def is_key(dtype: DType) -> bool:
     return isinstance(dtype, prng.KeyTy)
 
 
-def unwrap_keys(x: Any) -> Any:
+def unwrap_keys(x: Value) -> Any:
     """The array of bits that an array of PRNG keys is made of, the very one; others are themselves.
 
     Made and taken apart in Python, an array of keys is nothing that a compiled call should return.
@@ -191,18 +189,18 @@ def unwrap_keys(x: Any) -> Any:
     return x._base_array if isinstance(x, prng.PRNGKeyArray) else prng.random_unwrap(x)
 
 
-def wrap_keys(x: Any, dtype: Any) -> Any:
+def wrap_keys(x: Value, dtype: DType) -> Any:
     """The inverse of `unwrap_keys`."""
     return prng.random_wrap(x, impl=dtype._impl) if is_key(dtype) else x
 
 
-def var_of(tracer: Any) -> Any:
+def var_of(tracer: Tracer) -> Any:
     """The variable or literal of a jaxpr that a tracer of its trace stands for, or None."""
     var = getattr(tracer, "val", None)
     return var if isinstance(var, core.Var | Literal) else None
 
 
-def passed_on(ref: Any) -> Any:
+def passed_on(ref: RefLike) -> Any:
     """The ref that a tracer is another name for, given to it by a `passing_primitive`."""
     while (eqn := getattr(ref, "parent", None)) is not None and (
         eqn.primitive in passing_primitives
@@ -212,7 +210,7 @@ def passed_on(ref: Any) -> Any:
     return ref
 
 
-def retype(ref: Any, wrap: Callable[[Any], Any]) -> Any:
+def retype(ref: RefLike, wrap: Callable[[Any], Any]) -> Any:
     """Gives a ref that JAX has made in a trace our ref type: `wrap` of the type that it has."""
     if not isinstance(ref, core.Tracer):
         ref._aval = wrap(ref._aval)
@@ -226,21 +224,21 @@ def retype(ref: Any, wrap: Callable[[Any], Any]) -> Any:
     return ref
 
 
-def varying_like(ref: Any, value: Any) -> Any:
+def varying_like(ref: RefLike, value: Value) -> Any:
     """`value`, varying over the devices of a `shard_map` as the ref that it is written to does."""
     # The oldest JAX does this itself when it must.
     cast = getattr(_state, "_insert_pvary_for_write", None)
     return value if cast is None else cast(ref, value)
 
 
-def varying_axes(x: Any) -> frozenset[Any]:
+def varying_axes(x: Value) -> frozenset[Any]:
     """The axes of a `shard_map` that a value, what a ref holds or a type says varies over."""
     aval = x if isinstance(x, core.AbstractValue) else typeof(x)
     mat = getattr(getattr(aval, "inner_aval", aval), "mat", None)
     return mat.varying if mat is not None else frozenset()
 
 
-def has_explicit_sharding(aval: Any) -> bool:
+def has_explicit_sharding(aval: Aval) -> bool:
     """Whether the type itself says how the array is sharded over a mesh."""
     sharding = getattr(aval, "sharding", None)
     if sharding is None:
@@ -250,14 +248,14 @@ def has_explicit_sharding(aval: Any) -> bool:
     return any(axes is not None for axes in parts)
 
 
-def is_on_explicit_mesh(x: Any) -> bool:
+def is_on_explicit_mesh(x: Value) -> bool:
     """Whether the type of an array, or of a ref's contents, names a mesh with explicit axes."""
     aval = typeof(x)
     sharding = getattr(getattr(aval, "inner_aval", aval), "sharding", None)
     return sharding is not None and jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
 
 
-def is_ref_type(aval: Any) -> bool:
+def is_ref_type(aval: Aval) -> bool:
     return isinstance(aval, AbstractRef)
 
 
@@ -309,12 +307,12 @@ class DistinctIndexer(NDIndexer):
     __slots__ = ()
 
 
-def def_effectful_abstract_eval(primitive: Any) -> Callable[..., Any]:
+def def_effectful_abstract_eval(primitive: Primitive) -> Callable[..., Any]:
     """Registers the types of a primitive's outputs, and the effects that it has."""
     return primitive.def_effectful_abstract_eval
 
 
-def register_batching(primitive: Any, rule: Callable[..., Any]) -> None:
+def register_batching(primitive: Primitive, rule: Callable[..., Any]) -> None:
     """Registers how `jax.vmap` batches a primitive: `rule(axis size, operands, axes, **params)`."""
 
     def batch(axis_data: Any, args: Any, axes: Any, **params: Any) -> Any:
@@ -323,16 +321,16 @@ def register_batching(primitive: Any, rule: Callable[..., Any]) -> None:
     batching.fancy_primitive_batchers[primitive] = batch
 
 
-def register_lowering(primitive: Any, fun: Callable[..., Any]) -> None:
+def register_lowering(primitive: Primitive, fun: Callable[..., Any]) -> None:
     """Gives a primitive the meaning of a JAX function, run op by op and compiled."""
     primitive.def_impl(fun)
     mlir.register_lowering(primitive, mlir.lower_fun(fun, multiple_results=False))
 
 
-def register_call_batching(primitive: Any) -> None:
+def register_call_batching(primitive: Primitive) -> None:
     """Batches a primitive that calls its `jaxpr` by batching that."""
 
-    def batch(axis_data: Any, args: Any, axes: Any, *, jaxpr: Any) -> Any:
+    def batch(axis_data: Any, args: Any, axes: Any, *, jaxpr: ClosedJaxpr) -> Any:
         batched, is_batched = batching.batch_jaxpr_axes(
             jaxpr, axis_data, axes, [batching.zero_if_mapped] * len(jaxpr.out_avals)
         )
@@ -342,10 +340,10 @@ def register_call_batching(primitive: Any) -> None:
     batching.fancy_primitive_batchers[primitive] = batch
 
 
-def register_call_lowering(primitive: Any, rewrite: Callable[[Any, bool], Any]) -> None:
+def register_call_lowering(primitive: Primitive, rewrite: Callable[[Any, bool], Any]) -> None:
     """Lowers a primitive as a call of its `jaxpr`, rewritten for the platform (is it a CPU?)."""
 
-    def lower(ctx: Any, *args: Any, jaxpr: Any) -> Any:
+    def lower(ctx: Any, *args: Any, jaxpr: ClosedJaxpr) -> Any:
         on_cpu = set(ctx.module_context.platforms) == {"cpu"}
         new = rewrite(jaxpr.jaxpr, on_cpu)
         closed = jaxpr if new is jaxpr.jaxpr else jaxpr.replace(jaxpr=new)
@@ -354,10 +352,10 @@ def register_call_lowering(primitive: Any, rewrite: Callable[[Any, bool], Any]) 
     mlir.register_lowering(primitive, lower)
 
 
-def register_call_to_lojax(primitive: Any) -> None:
+def register_call_to_lojax(primitive: Primitive) -> None:
     """Lowers the "hi" primitives and types in the `jaxpr` of a primitive, where JAX wants that."""
 
-    def to_lojax(*args: Any, jaxpr: Any) -> list[Any]:
+    def to_lojax(*args: Any, jaxpr: ClosedJaxpr) -> list[Any]:
         lowered = _partial_eval.lower_jaxpr2(jaxpr)
         low_args = [
             x for aval, arg in zip(jaxpr.in_avals, args, strict=True) for x in aval.lower_val(arg)
@@ -368,6 +366,6 @@ def register_call_to_lojax(primitive: Any) -> None:
     primitive.to_lojax = to_lojax
 
 
-def without_constants(closed: Any) -> Any:
+def without_constants(closed: ClosedJaxpr) -> ClosedJaxpr:
     """A closed jaxpr with its constants as its first inputs."""
     return closed.replace(jaxpr=_partial_eval.convert_constvars_jaxpr(closed.jaxpr), consts=())

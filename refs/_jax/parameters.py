@@ -15,6 +15,7 @@ from jax._src import linear_util as lu
 from refs._jax.equations import as_closed
 from refs._jax.names import zeros_like_aval
 from refs._jax.primitives import custom_jvp_call_p, custom_vjp_call_p
+from refs._types import Atom, ClosedJaxpr, Eqn, Sharding, Value
 
 __all__ = [
     "JitParams", "can_accumulate_gradients", "forward_rule", "has_rules", "instantiate",
@@ -24,7 +25,7 @@ __all__ = [
 
 
 class ScanParams(NamedTuple):
-    jaxpr: Any
+    jaxpr: ClosedJaxpr
     num_consts: int
     num_carry: int
     length: int
@@ -48,7 +49,7 @@ def scan_params(params: dict[str, Any]) -> ScanParams:
 
 
 class JitParams(NamedTuple):
-    jaxpr: Any
+    jaxpr: ClosedJaxpr
     name: str
     inline: Any
     keep_unused: bool
@@ -69,7 +70,7 @@ def jit_params(params: dict[str, Any]) -> JitParams:
     )
 
 
-def is_unspecified(sharding: Any) -> bool:
+def is_unspecified(sharding: Sharding | None) -> bool:
     return type(sharding).__name__ == "UnspecifiedValue"
 
 
@@ -110,7 +111,7 @@ class VjpRule(NamedTuple):
 
 
 def vjp_rule(params: dict[str, Any]) -> VjpRule:
-    def bwd(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    def bwd(residuals: Sequence[Any], cotangents: Sequence[Value]) -> list[Any]:
         out = params["bwd"].call_wrapped(*residuals, *cotangents)
         # The newest JAX returns (cotangents, logs); the logs belong to `f_vjp.with_logs`.
         return list(out[0] if isinstance(out, tuple) and len(out) == 2 else out)
@@ -143,18 +144,18 @@ def _traced_anew(params: dict[str, Any], thunk: Any) -> Callable[..., Any]:
     return traced
 
 
-def is_custom_vjp(eqn: Any) -> bool:
+def is_custom_vjp(eqn: Eqn) -> bool:
     """True of the call of a function with a backward rule of the user's."""
     return eqn.primitive is custom_vjp_call_p
 
 
-def has_rules(eqn: Any) -> bool:
+def has_rules(eqn: Eqn) -> bool:
     """True of the call of a function with derivative rules of the user's."""
     return eqn.primitive is custom_jvp_call_p or eqn.primitive is custom_vjp_call_p
 
 
 def with_rules(
-    eqn: Any,
+    eqn: Eqn,
     forward: Callable[[Any, Sequence[Any]], tuple[Any, Sequence[Any]]],
     backward: Callable[[Callable[..., Any], Sequence[Any]], Any],
 ) -> Any:
@@ -183,12 +184,12 @@ def with_rules(
     return eqn.replace(params={**eqn.params, **new})
 
 
-def forward_rule(eqn: Any) -> tuple[Any, Sequence[Any], list[Any]]:
+def forward_rule(eqn: Eqn) -> tuple[Any, Sequence[Any], list[Any]]:
     """A user's rule, where all that can be is differentiated: its jaxpr, constants and operands.
 
     A JVP rule takes tangents besides.
     """
-    operands = eqn.invars[eqn.params["num_consts"] :]
+    operands: list[Atom] = eqn.invars[eqn.params["num_consts"] :]
     smooth = [v.aval.to_tangent_aval().dtype != jax.dtypes.float0 for v in operands]
     if eqn.primitive is custom_jvp_call_p:
         jaxpr, consts, _ = jvp_rule(eqn.params).trace([not s for s in smooth])
@@ -226,7 +227,7 @@ def vmap_rule(params: dict[str, Any]) -> Callable[..., tuple[list[Any], list[boo
     It returns the outputs, and which are batched.
     """
 
-    def rule(size: int, is_batched: Sequence[bool], args: Sequence[Any]) -> Any:
+    def rule(size: int, is_batched: Sequence[bool], args: Sequence[Value]) -> Any:
         out, out_batched = custom_batching.call_rule(
             params["rule"],
             size,
@@ -247,10 +248,10 @@ def vmap_rule(params: dict[str, Any]) -> Callable[..., tuple[list[Any], list[boo
 can_accumulate_gradients = jax.__version_info__ >= (0, 12)
 
 
-def is_symbolic_zero(x: Any) -> bool:
+def is_symbolic_zero(x: Value) -> bool:
     return isinstance(x, ad_util.Zero | ad_util.SymbolicZero)
 
 
-def instantiate(x: Any) -> Any:
+def instantiate(x: Value) -> Any:
     """The array that a symbolic zero stands for; anything else as it is."""
     return zeros_like_aval(x.aval) if is_symbolic_zero(x) else x

@@ -11,6 +11,7 @@ from jax._src import config, core, linear_util, source_info_util
 from jax._src.interpreters import partial_eval
 
 from refs._jax.equations import as_closed, new_var, with_equations
+from refs._types import Aval, Primitive, Value
 
 __all__ = [
     "Trace", "as_jaxpr", "call_wrapped", "is_staging", "lane_axes", "looks_for_nans",
@@ -52,7 +53,7 @@ def looks_for_nans() -> bool:
     return config.debug_nans.value or config.debug_infs.value
 
 
-def as_jaxpr(primitive: Any, avals: Sequence[Any], params: dict[str, Any]) -> Any:
+def as_jaxpr(primitive: Primitive, avals: Sequence[Aval], params: dict[str, Any]) -> Any:
     """A closed jaxpr that applies a primitive, as it is bound, to values of these types."""
     out, effects = primitive.abstract_eval(*avals, **params)
     invars = [*map(new_var, avals)]
@@ -64,9 +65,9 @@ def as_jaxpr(primitive: Any, avals: Sequence[Any], params: dict[str, Any]) -> An
 
 
 def trace_functions(
-    primitive: Any,
+    primitive: Primitive,
     funs: Sequence[Any],
-    types: Sequence[Any],
+    types: Sequence[Aval],
     params: dict[str, Any],
 ) -> tuple[Any, Callable[[Sequence[Any]], Any]]:
     """What binding a primitive of functions writes down: a closed jaxpr.
@@ -103,7 +104,7 @@ def rewrap(fun: Any, run: Callable[..., Any]) -> Any:
     return run
 
 
-def call_wrapped(fun: Any, args: Sequence[Any]) -> Any:
+def call_wrapped(fun: Any, args: Sequence[Value]) -> Any:
     """Calls a function that JAX passes on."""
     return fun.call_wrapped(*args) if isinstance(fun, linear_util.WrappedFun) else fun(*args)
 

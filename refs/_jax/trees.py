@@ -7,6 +7,8 @@ from typing import Any
 from jax._src import api as _api
 from jax._src import tree_util
 
+from refs._types import PyTree, PyTreeDef
+
 __all__ = [
     "NotNeeded", "NotSaveable", "broadcast_prefix",
 ]  # fmt: skip
@@ -21,7 +23,7 @@ NotSaveable = getattr(_api, "NotSaveable", _NotSaveable)
 tree_util.register_pytree_node(_NotSaveable, lambda x: ((), None), lambda _, __: _NotSaveable())
 
 
-def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:
+def broadcast_prefix(prefix: PyTree, tree: PyTreeDef) -> list[Any]:
     """One item of a pytree prefix for each leaf of a structure; None is an item.
 
     No pytree is made: a user's class may refuse what isn't its contents.

@@ -9,6 +9,7 @@ from typing import Any
 from refs._handles.ref import Ref
 from refs._tracing.trace import Call, ref_type
 from refs._transactions.transaction import Transaction, links_of
+from refs._types import Value
 
 
 class OtherRefs(Exception):
@@ -115,6 +116,6 @@ def _picker(places: Sequence[int]) -> Callable[[Any], Any]:
     return itemgetter(*places)
 
 
-def _is_like(x: Any, kind: Any) -> bool:
+def _is_like(x: Value, kind: Any) -> bool:
     """Whether something is a ref of ours of this type, that has not ended."""
     return isinstance(x, Ref) and x._aval == kind and x._end is None

@@ -9,6 +9,7 @@ from refs import _jax
 from refs._buffers.exchange import Busy, wait
 from refs._jit.arguments import OtherRefs
 from refs._jit.ways import RETRY
+from refs._types import PyTreeDef
 
 if TYPE_CHECKING:
     from refs._jit.programs import Programs
@@ -21,7 +22,7 @@ class NoForm:
     is_alone = False
 
     @staticmethod
-    def flatten(tree: Any) -> list[Any]:
+    def flatten(tree: PyTreeDef) -> list[Any]:
         raise ValueError
 
     @staticmethod

@@ -18,6 +18,7 @@ from refs._tracing.trace import Call, adopt, result_of
 from refs._transactions.devices import devices_told
 from refs._transactions.signature import Static, dtype_of, shape_of
 from refs._transactions.transaction import Transaction
+from refs._types import PyTreeDef
 
 
 class Entry:
@@ -163,7 +164,7 @@ class Entry:
         )
 
 
-def _is_built_in(tree: Any) -> bool:
+def _is_built_in(tree: PyTreeDef) -> bool:
     """Whether a structure is made without running Python code, which could raise."""
     data = tree.node_data()
     if data is not None and data[0] not in (list, tuple, dict, type(None)):

@@ -13,6 +13,7 @@ from refs._jit.arguments import Arguments
 from refs._tracing.trace import Call, ref_type
 from refs._transactions.signature import shardings_of_arguments, shardings_of_result
 from refs._transactions.transaction import Transaction
+from refs._types import Value
 
 
 class Options(NamedTuple):
@@ -117,7 +118,9 @@ class Executable:
             for is_debugging in (False, True)
         )
 
-    def operands(self, flat: list[Any], state: list[Any], constants: list[Any]) -> tuple[Any, ...]:
+    def operands(
+        self, flat: list[Any], state: list[Value], constants: list[Value]
+    ) -> tuple[Any, ...]:
         """What the compiled function takes, for a call with these leaves."""
         a = self._arguments
         if a.is_bare:

@@ -28,6 +28,7 @@ from refs._transactions.calls import in_transaction
 from refs._transactions.nested import call_inside
 from refs._transactions.signature import NO_STATIC, Choice, Static, type_of
 from refs._transactions.transaction import Transaction
+from refs._types import PyTreeDef, RefLike, Value
 from refs.errors import RefStateError, RefTypeError
 
 
@@ -214,7 +215,7 @@ class Programs:
             if not plain.returns_refs:
                 return plain.run(plain, call.flat, args, kwargs)
 
-        def inside(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        def inside(refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
             given = call._replace(refs=[*refs], leaves=[*leaves])
             return call_inside(self._fun, static or NO_STATIC, given, self._options)
 
@@ -261,7 +262,7 @@ class Programs:
         """An entry, which is a `Plain` if it touches no refs but those that it makes for itself."""
         if call.refs:
 
-            def rebuild(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+            def rebuild(refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
                 return (static or NO_STATIC).restore(*call.rebuild(refs, leaves))
 
             transaction = Transaction.of(self._fun, call.refs, call.leaves, rebuild)
@@ -338,6 +339,6 @@ def _kind_of(leaf: Any) -> Any:
     return (ref_type(leaf), sharding_of(leaf), is_ours(leaf)) if is_ref(leaf) else type_of(leaf)
 
 
-def _quick_key(static: Any, tree: Any, flat: list[Any]) -> Any:
+def _quick_key(static: Any, tree: PyTreeDef, flat: list[Any]) -> Any:
     types = [type_of(x) for x in flat if type(x) is not Ref]
     return (static, tree, _jax.trace_context(), *types)

@@ -22,6 +22,7 @@ from refs._callbacks.failure import failure_of, raise_failure
 from refs._jit.arguments import OtherRefs
 from refs._jit.entry import Entry
 from refs._jit.executable import OtherTypes
+from refs._types import Value
 
 # Raised when a call must be retried: with another compiled form (OtherRefs, OtherTypes), or once
 # the buffers are free (Busy).
@@ -203,5 +204,5 @@ def carefully(
 
 
 @jax.jit
-def _copies(arrays: list[Any]) -> list[Any]:
+def _copies(arrays: list[Value]) -> list[Any]:
     return [jnp.copy(x) for x in arrays]

@@ -26,13 +26,14 @@ from refs._indexing.index import Index, taken
 from refs._indexing.places import located, within
 from refs._indexing.syntax import Span
 from refs._indexing.values import neutral
+from refs._types import PyTreeDef, RefLike, Value
 
 lane_update_p = Primitive("lane_update")
 lane_update_p.multiple_results = True
 lane_any_p = Primitive("lane_any")
 
 
-def lane_update(ref: Any, lane: Any, index: Index, method: str, value: Any) -> None:
+def lane_update(ref: RefLike, lane: Value, index: Index, method: str, value: Value) -> None:
     """Updates the shared `ref` by `value`, of `index`'s taken shape.
 
     `lane` is any scalar that is batched: it says that this happens in each lane, whatever else is
@@ -42,14 +43,14 @@ def lane_update(ref: Any, lane: Any, index: Index, method: str, value: Any) -> N
     lane_update_p.bind(ref, lane, value, *leaves, tree=tree, method=method)
 
 
-def lane_any(flag: Any) -> Any:
+def lane_any(flag: Value) -> Any:
     """A scalar that is true if `flag` is in any lane."""
     return lane_any_p.bind(flag)
 
 
 @_jax.def_effectful_abstract_eval(lane_update_p)
 def _lane_update_type(
-    ref: Any, lane: Any, value: Any, *leaves: Any, tree: Any, method: str
+    ref: RefLike, lane: Value, value: Value, *leaves: Any, tree: PyTreeDef, method: str
 ) -> tuple[list[Any], set[Any]]:
     return [], {_jax.AccumEffect(0)} if method == "add" else {
         _jax.ReadEffect(0),
@@ -58,7 +59,7 @@ def _lane_update_type(
 
 
 def _batch_lane_update(
-    size: int, args: Sequence[Any], axes: Sequence[int | None], *, tree: Any, method: str
+    size: int, args: Sequence[Value], axes: Sequence[int | None], *, tree: PyTreeDef, method: str
 ) -> tuple[list[Any], list[Any]]:
     ref, _, value, *leaves = args
     _, _, value_axis, *leaf_axes = axes
@@ -86,7 +87,7 @@ _REDUCTIONS: dict[str, Any] = {
 }
 
 
-def _together(method: str, value: Any, axis: int | None, size: int) -> Any:
+def _together(method: str, value: Value, axis: int | None, size: int) -> Any:
     """All lanes' contributions as one."""
     if not size:
         shape = value.shape if axis is None else (*value.shape[:axis], *value.shape[axis + 1 :])
@@ -111,15 +112,15 @@ def _dims(indexer: Any) -> list[Any]:
 class _Leaf(NamedTuple):
     """An array in an index, and which of its axes is that of the lanes."""
 
-    value: Any
+    value: Value
     axis: int | None
 
 
-def _to_front(x: Any, axis: int | None, size: int) -> Any:
+def _to_front(x: Value, axis: int | None, size: int) -> Any:
     return jnp.broadcast_to(x, (size, *jnp.shape(x))) if axis is None else jnp.moveaxis(x, axis, 0)
 
 
-def _of_all_lanes(indexer: Any, value: Any, size: int) -> tuple[Index, Any]:
+def _of_all_lanes(indexer: Any, value: Value, size: int) -> tuple[Index, Any]:
     """The index of every lane's elements, and the values as they go there.
 
     The lanes are the first axis of the integer arrays. Where a slice starts depends on the lane,
@@ -139,7 +140,7 @@ def _of_all_lanes(indexer: Any, value: Any, size: int) -> tuple[Index, Any]:
         place = [s if k == m else 1 for m, s in zip(moving, tail, strict=True)]
         return _reshape(start, size, int_shape, tail) + steps.reshape(place)
 
-    def integers(x: Any) -> Any:
+    def integers(x: Value) -> Any:
         value, axis = x if isinstance(x, _Leaf) else (x, None)
         if axis is None:
             value = jnp.broadcast_to(value, int_shape)[None]
@@ -176,18 +177,18 @@ def _moves(d: Any) -> bool:
     return isinstance(start, _Leaf) and start.axis is not None
 
 
-def _reshape(x: Any, size: int, int_shape: tuple[int, ...], tail: tuple[int, ...]) -> Any:
+def _reshape(x: Value, size: int, int_shape: tuple[int, ...], tail: tuple[int, ...]) -> Any:
     """Integers of `size` lanes, with axes of size 1 for those that they lack."""
     inner = x.shape[1:]
     return x.reshape(size, *(1,) * (len(int_shape) - len(inner)), *inner, *(1,) * len(tail))
 
 
 @lane_any_p.def_abstract_eval
-def _lane_any_type(flag: Any) -> Any:
+def _lane_any_type(flag: Value) -> Any:
     return flag
 
 
-def _batch_lane_any(size: int, args: Sequence[Any], axes: Sequence[int | None]) -> Any:
+def _batch_lane_any(size: int, args: Sequence[Value], axes: Sequence[int | None]) -> Any:
     [flag], [axis] = args, axes
     return (flag if axis is None else jnp.any(flag, axis)), None
 

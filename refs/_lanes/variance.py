@@ -22,6 +22,7 @@ from refs import _jax
 from refs._origin import origin_of
 from refs._tracing.facts import facts_of, inner_calls
 from refs._tracing.touch_analysis import Touch, touches_of, used
+from refs._types import Atom, ClosedJaxpr, Eqn, Value
 from refs.errors import RefValueError
 
 _ORDERED = Touch.READ | Touch.WRITE
@@ -60,11 +61,11 @@ class Variance:
         """For another run in the same lanes."""
         return Variance(self._size, self._axis_name)
 
-    def diverges(self, eqn: Any) -> bool:
+    def diverges(self, eqn: Eqn) -> bool:
         """True where lanes may part. What the run hasn't seen, rules traced later, is taken to."""
         return self._diverges.get(id(eqn), True)
 
-    def run(self, closed: Any, refs: dict[int, Contents], args: Sequence[Any]) -> None:
+    def run(self, closed: ClosedJaxpr, refs: dict[int, Contents], args: Sequence[Value]) -> None:
         """Runs a lane's jaxpr.
 
         Args:
@@ -76,7 +77,7 @@ class Variance:
         self._run(closed, refs, args, False)
 
     def _run(
-        self, closed: Any, refs: dict[int, Contents], args: Sequence[Any], diverged: bool
+        self, closed: ClosedJaxpr, refs: dict[int, Contents], args: Sequence[Value], diverged: bool
     ) -> list[Any]:
         """`diverged` says that some lanes may not take part."""
         jaxpr = closed.jaxpr
@@ -85,7 +86,7 @@ class Variance:
             zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True)
         )
 
-        def value(atom: Any) -> Any:
+        def value(atom: Atom) -> Any:
             return False if isinstance(atom, _jax.Literal) else env[atom]
 
         for eqn in jaxpr.eqns:
@@ -96,7 +97,7 @@ class Variance:
         return [value(v) for v in jaxpr.outvars]
 
     def _step(
-        self, eqn: Any, refs: dict[int, Contents], args: list[Any], diverged: bool, is_used: bool
+        self, eqn: Eqn, refs: dict[int, Contents], args: list[Value], diverged: bool, is_used: bool
     ) -> list[Any]:
         primitive = eqn.primitive
         if primitive is _jax.get_p or primitive is _jax.freeze_p:
@@ -123,7 +124,7 @@ class Variance:
         return self._unknown(eqn, refs, diverged, args)
 
     def _unknown(
-        self, eqn: Any, refs: dict[int, Contents], diverged: bool, args: list[Any]
+        self, eqn: Eqn, refs: dict[int, Contents], diverged: bool, args: list[Value]
     ) -> list[Any]:
         """A primitive of which is known only what it is given, and perhaps a jaxpr that it runs.
 
@@ -161,7 +162,7 @@ class Variance:
                     self._grow(ref, varies or diverged)
         return [args[0] if _jax.is_ref_type(v.aval) else varies for v in eqn.outvars]
 
-    def _make(self, eqn: Any, varies: bool) -> Contents:
+    def _make(self, eqn: Eqn, varies: bool) -> Contents:
         """A ref of the lane's own: the same in every pass over a loop's body."""
         origin = origin_of(eqn.outvars[0].aval)
         made = self._made.setdefault(id(eqn), Contents(origin, varies))
@@ -170,12 +171,12 @@ class Variance:
 
     # -- refs -------------------------------------------------------------------------------------
 
-    def _get(self, eqn: Any, ref: Contents, *index: bool) -> bool:
+    def _get(self, eqn: Eqn, ref: Contents, *index: bool) -> bool:
         self._check_read(eqn, ref)
         return ref.varies or any(index)
 
     def _swap(
-        self, eqn: Any, diverged: bool, is_used: bool, ref: Contents, value: bool, *index: bool
+        self, eqn: Eqn, diverged: bool, is_used: bool, ref: Contents, value: bool, *index: bool
     ) -> bool:
         varies = value or any(index) or diverged
         if ref.is_overwritten:
@@ -188,7 +189,7 @@ class Variance:
         return ref.varies or any(index)
 
     def _addupdate(
-        self, eqn: Any, diverged: bool, ref: Contents, value: bool, *index: bool
+        self, eqn: Eqn, diverged: bool, ref: Contents, value: bool, *index: bool
     ) -> list[Any]:
         varies = value or any(index) or diverged
         if ref.is_overwritten and (varies or not ref.is_set):
@@ -202,11 +203,11 @@ class Variance:
             ref.varies = True
             self._growth += 1
 
-    def _check_read(self, eqn: Any, ref: Contents) -> None:
+    def _check_read(self, eqn: Eqn, ref: Contents) -> None:
         if ref.is_overwritten and not ref.is_set:
             self._refuse("use of what other lanes write to", eqn, ref)
 
-    def _refuse(self, what: str, eqn: Any, ref: Contents) -> None:
+    def _refuse(self, what: str, eqn: Eqn, ref: Contents) -> None:
         methods = ref.shared.methods if ref.shared is not None else []
         if len(methods) > 1 and ref.shared is not None and not ref.shared & _ORDERED:
             what = f"`{'` besides `'.join(methods)}` of"
@@ -220,11 +221,11 @@ class Variance:
 
     # -- control flow -----------------------------------------------------------------------------
 
-    def _note(self, eqn: Any, varies: bool) -> None:
+    def _note(self, eqn: Eqn, varies: bool) -> None:
         self._diverges[id(eqn)] = self._diverges.get(id(eqn), False) or varies
 
     def _cond(
-        self, eqn: Any, refs: dict[int, Contents], diverged: bool, index: bool, *args: Any
+        self, eqn: Eqn, refs: dict[int, Contents], diverged: bool, index: bool, *args: Any
     ) -> list[Any]:
         self._note(eqn, index)
         before = [c.is_set for c in self._shared]
@@ -239,7 +240,7 @@ class Variance:
         return out
 
     def _while(
-        self, eqn: Any, refs: dict[int, Contents], diverged: bool, args: list[Any]
+        self, eqn: Eqn, refs: dict[int, Contents], diverged: bool, args: list[Value]
     ) -> list[Any]:
         n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         cond = _jax.as_closed(eqn.params["cond_jaxpr"])
@@ -262,7 +263,7 @@ class Variance:
         return carry
 
     def _scan(
-        self, eqn: Any, refs: dict[int, Contents], diverged: bool, args: list[Any]
+        self, eqn: Eqn, refs: dict[int, Contents], diverged: bool, args: list[Value]
     ) -> list[Any]:
         p = _jax.scan_params(eqn.params)
         end = p.num_consts + p.num_carry
@@ -291,14 +292,14 @@ class Variance:
         for ref, flag in zip(self._shared, is_set, strict=True):
             ref.is_set = flag
 
-    def _joins_lanes(self, eqn: Any) -> bool:
+    def _joins_lanes(self, eqn: Eqn) -> bool:
         """A collective that gives every lane the same."""
         axes = eqn.params.get("axes", eqn.params.get("axis_name"))
         axes = axes if isinstance(axes, tuple) else (axes,)
         is_whole = eqn.params.get("axis_index_groups") is None
         return facts_of(eqn.primitive).lanes == "agree" and self._axis_name in axes and is_whole
 
-    def _asks_which_lane(self, eqn: Any) -> bool:
+    def _asks_which_lane(self, eqn: Eqn) -> bool:
         if self._axis_name is None:
             return False
         return facts_of(eqn.primitive).lanes == "differ" or any(

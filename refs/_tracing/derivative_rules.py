@@ -7,16 +7,17 @@ have a loop around it carry the refs that it touches. So it is traced once befor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from refs import _jax
 from refs._tracing import touch_analysis
 from refs._tracing.facts import inner_calls
 from refs._tracing.touch_analysis import Touch, Touches
+from refs._types import ClosedJaxpr, Eqn, Jaxpr
 
 
-def touches(closed: Any) -> Touches:
+def touches(closed: ClosedJaxpr) -> Touches:
     """`touch_analysis.touches` of what is differentiated: its forward rules are counted.
 
     Among what is hidden there may be traced refs, too.
@@ -24,7 +25,7 @@ def touches(closed: Any) -> Touches:
     return with_rules(closed, touch_analysis.touches(closed))
 
 
-def with_rules(closed: Any, found: Touches) -> Touches:
+def with_rules(closed: ClosedJaxpr, found: Touches) -> Touches:
     """The touches of a jaxpr and those of the forward rules in it, at any depth."""
     jaxpr = closed.jaxpr
     if not has_custom_rules(jaxpr):
@@ -44,7 +45,7 @@ def with_rules(closed: Any, found: Touches) -> Touches:
     return Touches(tuple(consts), tuple(inputs), tuple(hidden))
 
 
-def touches_of_call(eqn: Any, closed: Any) -> Touches:
+def touches_of_call(eqn: Eqn, closed: ClosedJaxpr) -> Touches:
     """`touches` of a function that has a rule, and of the rule.
 
     Of a ref that the function is given and doesn't touch, nothing is said: the rule may touch it.
@@ -62,7 +63,7 @@ def touches_of_call(eqn: Any, closed: Any) -> Touches:
     return Touches(found.consts, tuple(kinds[id(v)] for v in eqn.invars), tuple(hidden))
 
 
-def touched_by_rules(eqn: Any) -> Iterator[tuple[Any, Touch]]:
+def touched_by_rules(eqn: Eqn) -> Iterator[tuple[Any, Touch]]:
     """What forward rules do when an equation is differentiated, and what else is done there.
 
     To refs that are variables of the equation, to concrete ones, and to traced ones.
@@ -78,7 +79,7 @@ def touched_by_rules(eqn: Any) -> Iterator[tuple[Any, Touch]]:
         jaxpr, consts, operands = _jax.forward_rule(eqn)
     except Exception:  # JAX may never ask for it. If it does, this is raised then.
         return
-    found = touch_analysis.touches(_Open(jaxpr, consts[: len(jaxpr.constvars)]))
+    found = touch_analysis.jaxpr_touches(jaxpr, consts[: len(jaxpr.constvars)])
     given = [*consts, *operands]
     yield from _refs(given, [*found.consts, *found.inputs][: len(given)])
     yield from found.hidden
@@ -90,25 +91,18 @@ def _refs(items: Sequence[Any], kinds: Sequence[Touch]) -> Iterator[tuple[Any, T
             yield x, kind
 
 
-class _Open(NamedTuple):
-    """A jaxpr and its constants, as `touch_analysis.touches` wants them."""
-
-    jaxpr: Any
-    consts: Sequence[Any]
-
-
-def has_custom_vjp(jaxpr: Any) -> bool:
+def has_custom_vjp(jaxpr: Jaxpr) -> bool:
     """True where a jaxpr, at any depth, has a derivative rule whose backward pass is a user's."""
     return _has_rules(jaxpr, _jax.is_custom_vjp, _with_backward)
 
 
-def has_custom_rules(jaxpr: Any) -> bool:
+def has_custom_rules(jaxpr: Jaxpr) -> bool:
     """True where a jaxpr, at any depth, has a derivative rule of a user's."""
     return _has_rules(jaxpr, _jax.has_rules, _with_rules)
 
 
 def _has_rules(
-    jaxpr: Any, test: Callable[[Any], bool], known: WeakKeyDictionary[Any, bool]
+    jaxpr: Jaxpr, test: Callable[[Any], bool], known: WeakKeyDictionary[Any, bool]
 ) -> bool:
     if jaxpr not in known:
         known[jaxpr] = any(

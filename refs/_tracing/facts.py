@@ -13,11 +13,12 @@ from weakref import WeakKeyDictionary
 
 from refs import _jax
 from refs._tracing.touch import Touch
+from refs._types import ClosedJaxpr, Eqn, Primitive
 
 Inner = Iterator[tuple[Any, Sequence[Any]]]
 
 
-def all_inner(eqn: Any) -> Inner:
+def all_inner(eqn: Eqn) -> Inner:
     """The jaxprs among an equation's parameters that take all of its operands."""
     for closed in _jax.jaxprs_in(eqn.params):
         inputs = closed.jaxpr.invars
@@ -91,16 +92,16 @@ def know(*primitives: Any, **facts: Any) -> None:
         _facts[primitive] = dataclasses.replace(facts_of(primitive), **facts)
 
 
-def facts_of(primitive: Any) -> Facts:
+def facts_of(primitive: Primitive) -> Facts:
     return _facts.get(primitive, _UNKNOWN)
 
 
-def inner_calls(eqn: Any) -> Inner:
+def inner_calls(eqn: Eqn) -> Inner:
     """The jaxprs that an equation runs, each with the operands that it is given."""
     return facts_of(eqn.primitive).inner(eqn)
 
 
-def can_fail(closed: Any) -> bool:
+def can_fail(closed: ClosedJaxpr) -> bool:
     """True where running the jaxpr may raise: it calls back into Python, or out of XLA."""
     jaxpr = closed.jaxpr
     if jaxpr not in _can_fail:
@@ -111,6 +112,6 @@ def can_fail(closed: Any) -> bool:
 _can_fail: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
-def can_fail_itself(primitive: Any) -> bool:
+def can_fail_itself(primitive: Primitive) -> bool:
     known = facts_of(primitive).can_fail
     return _jax.is_called_callback(primitive) if known is None else known

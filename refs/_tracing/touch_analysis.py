@@ -19,6 +19,7 @@ from refs._tracing import array_facts as array_facts
 from refs._tracing.facts import STAYS, Move, facts_of, inner_calls
 from refs._tracing.touch import Touch as Touch
 from refs._tracing.updates import update_of, uses_in
+from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, RefLike, Value
 
 
 class Touches(NamedTuple):
@@ -32,11 +33,18 @@ class Touches(NamedTuple):
 _memo: WeakKeyDictionary[Any, Touches] = WeakKeyDictionary()
 
 
-def touches(closed: Any) -> Touches:
-    """The touches of a closed jaxpr, refs created inside apart."""
-    jaxpr = closed.jaxpr
+def touches(closed: ClosedJaxpr) -> Touches:
+    """What a closed jaxpr does to its constants, its inputs, and the refs that it closes over.
+
+    Refs that it makes itself are left out.
+    """
+    return jaxpr_touches(closed.jaxpr, closed.consts)
+
+
+def jaxpr_touches(jaxpr: Jaxpr, consts: Sequence[Value]) -> Touches:
+    """`touches` of a jaxpr whose constants, of which it may have none, are given apart."""
     if jaxpr not in _memo:
-        _memo[jaxpr] = touches_under(closed, Names({}, {}))
+        _memo[jaxpr] = touches_under(jaxpr, consts, Names({}, {}))
     return _memo[jaxpr]
 
 
@@ -52,10 +60,10 @@ class Names(NamedTuple):
     def var(self, v: Any) -> Any:
         return self.of_var.get(v, v)
 
-    def ref(self, ref: Any) -> Any:
+    def ref(self, ref: RefLike) -> Any:
         return self.of_ref.get(id(ref), id(ref))
 
-    def inside(self, called: Any, operands: Sequence[Any]) -> Names | None:
+    def inside(self, called: Any, operands: Sequence[Value]) -> Names | None:
         """Those in a called jaxpr, or None if no ref has two names there."""
         inputs = zip(called.jaxpr.invars, operands, strict=True)
         of_var = {v: self.var(x) for v, x in inputs if _jax.is_ref_type(v.aval)}
@@ -66,11 +74,10 @@ class Names(NamedTuple):
         return Names(of_var, self.of_ref)
 
 
-def touches_under(closed: Any, names: Names) -> Touches:
-    """`touches`, knowing that some names are those of one ref."""
-    jaxpr = closed.jaxpr
-    consts = zip(jaxpr.constvars, closed.consts, strict=True)
-    held = {v: names.ref(c) for v, c in consts if isinstance(c, _jax.NativeRef)}
+def touches_under(jaxpr: Jaxpr, consts: Sequence[Value], names: Names) -> Touches:
+    """`jaxpr_touches`, where some names are known to be those of one ref."""
+    constants = zip(jaxpr.constvars, consts, strict=True)
+    held = {v: names.ref(c) for v, c in constants if isinstance(c, _jax.NativeRef)}
     names = Names({**held, **names.of_var}, names.of_ref)
     found: dict[Any, Touch] = {
         v: Touch.NONE for v in (*jaxpr.constvars, *jaxpr.invars) if _jax.is_ref_type(v.aval)
@@ -79,18 +86,22 @@ def touches_under(closed: Any, names: Names) -> Touches:
     uses = uses_in(jaxpr)
     accumulating = _accumulations(jaxpr, uses, names)
 
-    def touch(var: Any, kind: Touch) -> None:
+    def touch(var: Atom, kind: Touch) -> None:
         if var in found:
             found[var] |= kind
 
-    def touch_hidden(ref: Any, kind: Touch) -> None:
+    def touch_hidden(ref: RefLike, kind: Touch) -> None:
         hidden[id(ref)] = (ref, hidden.get(id(ref), (ref, Touch.NONE))[1] | kind)
 
     for eqn in jaxpr.eqns:
         inner = list(inner_calls(eqn))
         for called, operands in inner:
             known = names.inside(called, operands)
-            inner_touches = touches(called) if known is None else touches_under(called, known)
+            inner_touches = (
+                touches(called)
+                if known is None
+                else touches_under(called.jaxpr, called.consts, known)
+            )
             least = Touch.HELD if _jax.has_rules(eqn) else Touch.NONE
             for operand, kind in zip(operands, inner_touches.inputs, strict=True):
                 if not isinstance(operand, _jax.Literal):
@@ -107,7 +118,7 @@ def touches_under(closed: Any, names: Names) -> Touches:
     )
 
 
-def _closed_over(closed: Any, found: Touches | None = None) -> Iterator[tuple[Any, Touch]]:
+def _closed_over(closed: ClosedJaxpr, found: Touches | None = None) -> Iterator[tuple[Any, Touch]]:
     """`closed_over`, and what is done to each."""
     found = touches(closed) if found is None else found
     for const, kind in zip(closed.consts, found.consts, strict=True):
@@ -116,13 +127,13 @@ def _closed_over(closed: Any, found: Touches | None = None) -> Iterator[tuple[An
     yield from found.hidden
 
 
-def closed_over(closed: Any) -> list[Any]:
+def closed_over(closed: ClosedJaxpr) -> list[Any]:
     """The refs that a jaxpr and those inside it hold as constants."""
     return [ref for ref, _ in _closed_over(closed)]
 
 
 def _own_touches(
-    eqn: Any, uses: Counter[Any], accumulating: dict[int, Touch]
+    eqn: Eqn, uses: Counter[Any], accumulating: dict[int, Touch]
 ) -> Iterator[tuple[Any, Touch]]:
     if id(eqn) in accumulating:
         yield eqn.invars[0], accumulating[id(eqn)]
@@ -132,7 +143,7 @@ def _own_touches(
             yield v, kind | (Touch.READ if reads_old else Touch.NONE)
 
 
-def touches_of(eqn: Any) -> Iterator[tuple[Any, Touch]]:
+def touches_of(eqn: Eqn) -> Iterator[tuple[Any, Touch]]:
     """What a primitive does to its ref operands.
 
     If no more is known than its effects: anything to those that it changes by what they say, and
@@ -150,7 +161,7 @@ def touches_of(eqn: Any) -> Iterator[tuple[Any, Touch]]:
             yield v, Touch.READ if only_reads else Touch.READ | Touch.WRITE
 
 
-def holds_refs(closed: Any) -> bool:
+def holds_refs(closed: ClosedJaxpr) -> bool:
     """True where a jaxpr, at any depth, has a ref as input, constant or of its own."""
     jaxpr = closed.jaxpr
     if jaxpr not in _holds:
@@ -165,7 +176,7 @@ def holds_refs(closed: Any) -> bool:
 _holds: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
-def uses_refs(closed: Any) -> bool:
+def uses_refs(closed: ClosedJaxpr) -> bool:
     """True where a jaxpr, at any depth, closes over a ref, makes one or is given one.
 
     What an equation without refs has inside for itself, as a kernel does, isn't looked at.
@@ -182,7 +193,7 @@ def uses_refs(closed: Any) -> bool:
     )
 
 
-def closes_over_tracers(closed: Any) -> bool:
+def closes_over_tracers(closed: ClosedJaxpr) -> bool:
     """True where a jaxpr, at any depth, has a tracer as a constant.
 
     JAX's own calls and loops make operands of them, but not when it transposes or linearizes them.
@@ -190,7 +201,7 @@ def closes_over_tracers(closed: Any) -> bool:
     return any(isinstance(c, _jax.Tracer) for c in closed.consts) or _has_open_calls(closed.jaxpr)
 
 
-def _has_open_calls(jaxpr: Any) -> bool:
+def _has_open_calls(jaxpr: Jaxpr) -> bool:
     if jaxpr not in _open_calls:
         _open_calls[jaxpr] = any(
             closes_over_tracers(inner) for eqn in jaxpr.eqns for inner in _jax.jaxprs_in(eqn.params)
@@ -201,7 +212,7 @@ def _has_open_calls(jaxpr: Any) -> bool:
 _open_calls: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
-def _any_ref(variables: Iterable[Any]) -> bool:
+def _any_ref(variables: Iterable[Atom]) -> bool:
     return any(_jax.is_ref_type(v.aval) for v in variables)
 
 
@@ -209,7 +220,7 @@ def _is_ref_var(v: Any) -> bool:
     return not isinstance(v, _jax.Literal) and _jax.is_ref_type(v.aval)
 
 
-def used(jaxpr: Any) -> frozenset[Any]:
+def used(jaxpr: Jaxpr) -> frozenset[Any]:
     """The variables of a jaxpr that an equation or the result uses."""
     if jaxpr not in _used:
         _used[jaxpr] = frozenset(uses_in(jaxpr))
@@ -223,7 +234,7 @@ _used: WeakKeyDictionary[Any, frozenset[Any]] = WeakKeyDictionary()
 # `r[i] += x` is traced to get, add, swap; `r.at[i].max(x)` to get, max, swap
 
 
-def _accumulations(jaxpr: Any, uses: Counter[Any], names: Names) -> dict[int, Touch]:
+def _accumulations(jaxpr: Jaxpr, uses: Counter[Any], names: Names) -> dict[int, Touch]:
     """By the ids of the get and swap equations that together only accumulate: in which way.
 
     That is: what get reads is used by additions only (or is what is subtracted from), whose result
@@ -236,7 +247,7 @@ def _accumulations(jaxpr: Any, uses: Counter[Any], names: Names) -> dict[int, To
     reads: dict[Any, _Read] = {}  # what get gave, and what was made of it
     found: dict[int, Touch] = {}
 
-    def forget(ref: Any) -> None:
+    def forget(ref: RefLike) -> None:
         for value in [v for v, read in reads.items() if names.var(read.get.invars[0]) == ref]:
             del reads[value]
 
@@ -280,7 +291,7 @@ class _Read(NamedTuple):
     kind: Touch | None = None
     moves: tuple[Any, ...] = ()
 
-    def then(self, eqn: Any, move: Move) -> _Read | None:
+    def then(self, eqn: Eqn, move: Move) -> _Read | None:
         """After one more move, or None if it is not the one that undoes the last."""
         primitive = eqn.primitive
         if move is STAYS:
@@ -301,14 +312,14 @@ def _is_distinct(get: Any) -> bool:
     )
 
 
-def _same_part(jaxpr: Any, get: Any, swap: Any) -> bool:
+def _same_part(jaxpr: Jaxpr, get: Any, swap: Any) -> bool:
     atoms = zip(get.invars[1:], swap.invars[2:], strict=False)
     return get.params["tree"] == swap.params["tree"] and all(
         _same_value(jaxpr, a, b) for a, b in atoms
     )
 
 
-def _same_value(jaxpr: Any, a: Any, b: Any) -> bool:
+def _same_value(jaxpr: Jaxpr, a: Any, b: Any) -> bool:
     """True for one variable, and for two that the same was done to the same for.
 
     An index, `v[...] += x` of a view for instance, is computed for the reading and once more for
@@ -342,7 +353,7 @@ def _does_the_same(one: Any, other: Any) -> bool:
         return False
 
 
-def _makers(jaxpr: Any) -> dict[Any, Any]:
+def _makers(jaxpr: Jaxpr) -> dict[Any, Any]:
     """The equation that each variable comes from."""
     if jaxpr not in _made_by:
         _made_by[jaxpr] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}

@@ -23,20 +23,21 @@ from refs._handles.ref import Ref
 from refs._handles.ref_type import RefType
 from refs._indexing.values import neutral_of, zeros_of
 from refs._origin import is_raised_by_jax, origin_of
+from refs._types import Aval, ClosedJaxpr, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefError, RefEscapeError, RefTypeError, RefValueError
 
 
 class AbstractArgument:
     """Stands for a ref or an array of a given type in the arguments of a trace."""
 
-    def __init__(self, aval: Any):
+    def __init__(self, aval: Aval):
         self.aval = aval
 
 
 _jax.register_type_of(AbstractArgument, lambda spec: spec.aval)
 
 
-def ref_type(ref: Any) -> RefType:
+def ref_type(ref: RefLike) -> RefType:
     """The type that a ref has in our traces."""
     if type(ref) is Ref:
         return ref._aval
@@ -44,12 +45,12 @@ def ref_type(ref: Any) -> RefType:
     return aval if isinstance(aval, RefType) else RefType.of(aval)
 
 
-def neutral_like(ref: Any, method: str) -> Any:
+def neutral_like(ref: RefLike, method: str) -> Any:
     """What changes nothing of what a ref holds when an update is given it."""
     return neutral_of(ref_type(ref).inner_aval, method)
 
 
-def zeros_like(ref: Any) -> Any:
+def zeros_like(ref: RefLike) -> Any:
     """Zeros of the type of what a ref holds."""
     return zeros_of(ref_type(ref).inner_aval)
 
@@ -68,7 +69,7 @@ def other_names() -> Iterator[dict[int, Any]]:
         _other_names.reset(token)
 
 
-def one_name(ref: Any) -> Any:
+def one_name(ref: RefLike) -> Any:
     """The one of a ref's names that all wrappers know it by."""
     _lookups.set(_lookups.get() + 1)
     ref = _jax.passed_on(ref)
@@ -111,7 +112,7 @@ class ArgumentRef(NamedTuple):
 class OuterRef(NamedTuple):
     """A returned ref that the function closes over."""
 
-    ref: Any
+    ref: RefLike
 
 
 class NewRef(NamedTuple):
@@ -129,15 +130,15 @@ class Trace(NamedTuple):
     `out_leaves` rebuild the function's result: a leaf is a marker, or None for the next array.
     """
 
-    jaxpr: Any
-    out_tree: Any
+    jaxpr: ClosedJaxpr
+    out_tree: PyTreeDef
     out_leaves: tuple[Any, ...]
 
 
 def trace(
     fun: Callable[..., Any],
     ref_types: Sequence[RefType],
-    leaves: Sequence[Any],
+    leaves: Sequence[Value],
     rebuild: Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
     axis_env: Sequence[tuple[Any, int]] = (),
 ) -> Trace:
@@ -147,9 +148,9 @@ def trace(
 
     Raises whatever `fun` raises; nothing that `fun` would have changed has changed.
     """
-    out: list[Any] = []
+    out: list[Value] = []
 
-    def flat(refs: Sequence[Any], leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def flat(refs: Sequence[RefLike], leaves: Sequence[Value]) -> tuple[list[Any], list[Any]]:
         args, kwargs = rebuild(refs, leaves)
         _jax.name_arguments(fun, args, kwargs, [*refs, *leaves])
         result, out_tree = jax.tree.flatten(fun(*args, **kwargs))
@@ -175,7 +176,7 @@ class PartlyKnown:
     the trace: they needn't be arrays. Put together again, it is the result itself.
     """
 
-    def __init__(self, result: Any):
+    def __init__(self, result: PyTree):
         leaves, tree = jax.tree.flatten(result)
         known = {
             k: x for k, x in enumerate(leaves) if not (isinstance(x, _jax.Tracer) or is_ref(x))
@@ -198,7 +199,7 @@ class _Structure:
 
     __slots__ = ("known", "tree")
 
-    def __init__(self, tree: Any, known: dict[int, Any]):
+    def __init__(self, tree: PyTreeDef, known: dict[int, Any]):
         self.tree, self.known = tree, known
 
 
@@ -206,7 +207,7 @@ def strip_refs(
     result: Sequence[Any], arguments: Sequence[Any]
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Splits outputs into arrays, one marker a leaf, and the final values of new refs."""
-    arrays: list[Any] = []
+    arrays: list[Value] = []
     markers: list[Any] = []
     new: dict[int, tuple[NewRef, Any]] = {}
     position = {id(a): k for k, a in enumerate(arguments)}
@@ -227,7 +228,7 @@ def strip_refs(
     return arrays, markers, [value for _, value in new.values()]
 
 
-def _made_here(ref: Any) -> bool:
+def _made_here(ref: RefLike) -> bool:
     return _jax.trace_of(ref) is _jax.current_trace()
 
 
@@ -291,10 +292,10 @@ _ADVICE: dict[str | None, tuple[type[Exception], str]] = {
 class Call(NamedTuple):
     """The arguments of a call, flattened: distinct refs apart from the other leaves."""
 
-    tree: Any
-    refs: list[Any]
+    tree: PyTreeDef
+    refs: list[RefLike]
     ref_places: tuple[int | None, ...]  # for each leaf: which distinct ref, or None
-    leaves: list[Any]
+    leaves: list[Value]
     flat: list[Any]
 
     @staticmethod
@@ -305,7 +306,7 @@ class Call(NamedTuple):
         in_trace = not _jax.at_top_level()  # where a ref may have two names
         refs: dict[int, tuple[int, Any]] = {}
         places: list[int | None] = []
-        leaves: list[Any] = []
+        leaves: list[Value] = []
         for x in flat:
             if is_ref(x):
                 x = one_name(x) if in_trace else x
@@ -319,7 +320,7 @@ class Call(NamedTuple):
         return Call(tree, items, tuple(places), leaves, flat)
 
     def rebuild(
-        self, refs: Sequence[Any], leaves: Sequence[Any]
+        self, refs: Sequence[RefLike], leaves: Sequence[Value]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         rest = iter(leaves)
         flat = [next(rest) if k is None else refs[k] for k in self.ref_places]
@@ -337,11 +338,11 @@ def _array_like(leaf: Any) -> Any:
 
 
 def result_of(
-    out_tree: Any,
+    out_tree: PyTreeDef,
     out_leaves: Sequence[Any],
-    arrays: Sequence[Any],
+    arrays: Sequence[Value],
     arguments: Sequence[Any],
-    new: Sequence[Any],
+    new: Sequence[Value],
 ) -> Any:
     """Rebuilds a function's result from its arrays, its ref arguments and its new refs."""
     rest = iter(arrays)
@@ -356,11 +357,11 @@ def result_of(
     return jax.tree.unflatten(out_tree, leaves)
 
 
-def adopt(value: Any, origin: Any) -> Ref:
+def adopt(value: Value, origin: Any) -> Ref:
     """A handle for the value of a ref made in a trace."""
     return Ref._of(_type_of_new(_jax.typeof(value), origin), _jax.commit(value))
 
 
 @functools.lru_cache(maxsize=4096)
-def _type_of_new(aval: Any, origin: Any) -> RefType:
+def _type_of_new(aval: Aval, origin: Any) -> RefType:
     return RefType.of(_jax.AbstractRef(aval), origin)

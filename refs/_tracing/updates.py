@@ -10,18 +10,20 @@ from jax import lax
 from refs import _jax
 from refs._tracing.facts import facts_of
 from refs._tracing.touch import Touch
+from refs._types import Atom, Eqn, Jaxpr
 
 
-def uses_in(jaxpr: Any) -> Counter[Any]:
+def uses_in(jaxpr: Jaxpr) -> Counter[Any]:
     """How often each variable of a jaxpr is used."""
     atoms = [v for eqn in jaxpr.eqns for v in eqn.invars] + list(jaxpr.outvars)
     return Counter(v for v in atoms if not isinstance(v, _jax.Literal))
 
 
-def update_of(eqn: Any, k: int) -> Touch | None:
+def update_of(eqn: Eqn, k: int) -> Touch | None:
     """What an equation's result is of its `k`-th operand, if it is that updated."""
     facts = facts_of(eqn.primitive)
-    if facts.updates_flags and eqn.invars[k].aval.dtype == bool:
+    operand: Atom = eqn.invars[k]
+    if facts.updates_flags and operand.aval.dtype == bool:
         return facts.updates_flags
     if facts.updates:
         return None if k and facts.of_first else facts.updates
@@ -31,7 +33,7 @@ def update_of(eqn: Any, k: int) -> Touch | None:
     return None
 
 
-def _is_scatter_with_derivative(eqn: Any) -> bool:
+def _is_scatter_with_derivative(eqn: Eqn) -> bool:
     """JAX's `scatter-mul` has none. Another function's rule may not be that of what it does."""
     return eqn.primitive is _jax.custom_jvp_call_p and any(
         e.primitive is lax.scatter_mul_p
@@ -40,7 +42,7 @@ def _is_scatter_with_derivative(eqn: Any) -> bool:
     )
 
 
-def _update_inside(jaxpr: Any, k: int) -> Touch | None:
+def _update_inside(jaxpr: Jaxpr, k: int) -> Touch | None:
     """What the result of a function is of its `k`-th argument, if it is that updated."""
     v, kind, uses = jaxpr.invars[k], None, uses_in(jaxpr)
     for eqn in jaxpr.eqns:

@@ -19,12 +19,13 @@ from refs._tracing.trace import PartlyKnown, ref_type
 from refs._tracing.weak_memo import WeakMemo
 from refs._transactions.signature import type_of
 from refs._transactions.transaction import Transaction, links_of
+from refs._types import ClosedJaxpr, Primitive, RefLike, Value
 
 
 def in_transaction(
     fun: Callable[..., Any],
-    refs: Sequence[Any],
-    arrays: Sequence[Any],
+    refs: Sequence[RefLike],
+    arrays: Sequence[Value],
     functions: Sequence[Any] = (),
     static: Any = None,
 ) -> Any:
@@ -43,7 +44,7 @@ def in_transaction(
     return run(fun, refs, arrays) if is_outside else fun(refs, arrays)
 
 
-def run(fun: Callable[..., Any], refs: Sequence[Any], arrays: Sequence[Any]) -> Any:
+def run(fun: Callable[..., Any], refs: Sequence[RefLike], arrays: Sequence[Value]) -> Any:
     """`fun(refs, arrays)` as one transaction, run op by op; compiled if there are loops in it.
 
     Whatever is raised, while it is traced or while it runs, no ref has changed.
@@ -58,11 +59,11 @@ class _Kept:
     def __init__(
         self,
         fun: Callable[..., Any],
-        refs: Sequence[Any],
-        arrays: Sequence[Any],
+        refs: Sequence[RefLike],
+        arrays: Sequence[Value],
         comes_again: bool = False,
     ):
-        def known(refs: Sequence[Any], arrays: Sequence[Any]) -> Any:
+        def known(refs: Sequence[RefLike], arrays: Sequence[Value]) -> Any:
             return PartlyKnown(fun(refs, arrays))
 
         self._t = t = Transaction.of(known, refs, arrays, lambda *given: (given, {}))
@@ -82,11 +83,11 @@ class _Kept:
         closed_over = (*self._t.program.refs, *self._t.program.arrays)
         return not any(isinstance(x, _jax.Tracer) for x in closed_over)
 
-    def links(self, refs: Sequence[Any]) -> tuple[int | None, ...]:
+    def links(self, refs: Sequence[RefLike]) -> tuple[int | None, ...]:
         """Which of the refs that it closes over those given are."""
         return links_of(refs, self._t.program.refs)
 
-    def run(self, refs: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    def run(self, refs: Sequence[RefLike], arrays: Sequence[Value]) -> Any:
         """A call as a transaction: at top level, or in a trace that may be differentiated."""
         # What it closes over are operands, and no part of the program that is compiled.
         given: dict[str, Any] = {"captured": self._t.program.arrays}
@@ -98,7 +99,7 @@ class _Kept:
         )
         return self._t.result(outputs, made, refs)
 
-    def run_in(self, trace: OpByOp, refs: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    def run_in(self, trace: OpByOp, refs: Sequence[RefLike], arrays: Sequence[Value]) -> Any:
         """A call as an operation."""
         t = self._t
         out = trace.call(t.traced.jaxpr, [*refs, *arrays])
@@ -108,8 +109,8 @@ class _Kept:
 
 def _kept(
     fun: Callable[..., Any],
-    refs: Sequence[Any],
-    arrays: Sequence[Any],
+    refs: Sequence[RefLike],
+    arrays: Sequence[Value],
     functions: Sequence[Any],
     static: Any,
 ) -> _Kept | None:
@@ -130,12 +131,12 @@ def _kept(
 _known = WeakMemo()
 
 
-def has_loops(primitive: Any, inner: Iterable[Any]) -> bool:
+def has_loops(primitive: Primitive, inner: Iterable[Any]) -> bool:
     """Whether an operation is a loop, or one is in the jaxprs that it runs."""
     return primitive in _jax.loop_primitives or any(map(_holds_loops, inner))
 
 
-def _holds_loops(closed: Any) -> bool:
+def _holds_loops(closed: ClosedJaxpr) -> bool:
     jaxpr = closed.jaxpr
     if jaxpr not in _with_loops:
         _with_loops[jaxpr] = any(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from refs import _jax
 from refs._buffers.handles import is_ours
 from refs._handles.access import describe
+from refs._types import RefLike
 from refs.errors import RefValueError
 
 
 @contextmanager
-def devices_told(doing: str, refs: Sequence[Any]) -> Iterator[None]:
+def devices_told(doing: str, refs: Sequence[RefLike]) -> Iterator[None]:
     """Where JAX refuses a program for its devices, the error names the refs on a single one."""
     try:
         yield

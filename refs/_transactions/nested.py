@@ -16,6 +16,7 @@ from refs._handles.predicates import is_ref
 from refs._handles.ref import new_ref
 from refs._tracing.trace import Call, result_of, strip_refs
 from refs._transactions.signature import Static, shardings_of_arguments, shardings_of_result
+from refs._types import Sharding, Value
 
 if TYPE_CHECKING:
     from refs._jit.executable import Options
@@ -28,9 +29,9 @@ def call_over_arrays(
     call: Call,
 ) -> Any:
     """The result of `fun`, called through `wrap` with the call's arrays as only argument."""
-    out: list[Any] = []
+    out: list[Value] = []
 
-    def inner(leaves: list[Any]) -> Any:
+    def inner(leaves: list[Value]) -> Any:
         args, kwargs = static.restore(*call.rebuild(call.refs, leaves))
         _jax.name_arguments(fun, args, kwargs, leaves)
         result, out_tree = jax.tree.flatten(fun(*args, **kwargs))
@@ -67,5 +68,5 @@ def call_inside(fun: Callable[..., Any], static: Static, call: Call, options: Op
     return call_over_arrays(wrap, inner, static, call)
 
 
-def _resharded(x: Any, sharding: Any) -> Any:
+def _resharded(x: Value, sharding: Sharding | None) -> Any:
     return x if sharding is None or is_ref(x) else jax.lax.with_sharding_constraint(x, sharding)

@@ -14,6 +14,7 @@ from refs._handles.access import check_ref, describe
 from refs._handles.predicates import is_ref, is_view
 from refs._handles.view import RefView
 from refs._tracing.trace import Call, one_name
+from refs._types import Aval, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
 
@@ -28,12 +29,12 @@ def check_callable(doing: str, fun: Any) -> None:
         raise RefTypeError(f"Expected a callable value, got {fun!r:.100}, for {doing}")
 
 
-def dtype_of(aval: Any) -> Any:
+def dtype_of(aval: Aval) -> Any:
     """That of an array; None of a value of a user's own type."""
     return getattr(aval, "dtype", None)
 
 
-def shape_of(aval: Any, is_ref: bool = False) -> Any:
+def shape_of(aval: Aval, is_ref: bool = False) -> Any:
     """What `jax.jit` says of a result of this type, which a user's own type says itself."""
     if dtype_of(aval) is None:
         return aval
@@ -73,7 +74,7 @@ class Choice(NamedTuple):
             given_nums = tuple(k for k, p in enumerate(by_place) if p.name in given_names)
         return Choice(given_nums, given_names)
 
-    def positions(self, args: Sequence[Any]) -> frozenset[int]:
+    def positions(self, args: Sequence[Value]) -> frozenset[int]:
         """The chosen positions among `args`."""
         n = len(args)
         return frozenset([k % n for k in self.nums if -n <= k < n])
@@ -111,7 +112,7 @@ class Static(NamedTuple):
     types: tuple[type, ...]  # 1, 1.0 and True are equal
 
     def restore(
-        self, args: Sequence[Any], kwargs: dict[str, Any]
+        self, args: Sequence[Value], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Puts the static arguments back among the others."""
         merged = list(args)
@@ -148,7 +149,7 @@ class Static(NamedTuple):
 NO_STATIC = Static((), (), ())
 
 
-def shardings_of_arguments(in_shardings: Any, tree: Any) -> list[Any]:
+def shardings_of_arguments(in_shardings: Any, tree: PyTreeDef) -> list[Any]:
     """`in_shardings` for each leaf of the structure of `(args, kwargs)`; those named have none."""
     args, kwargs = tree.children()
     prefix = tuple(in_shardings) if isinstance(in_shardings, list) else in_shardings
@@ -156,12 +157,12 @@ def shardings_of_arguments(in_shardings: Any, tree: Any) -> list[Any]:
     return [*flat, *[None] * kwargs.num_leaves]
 
 
-def shardings_of_result(out_shardings: Any, tree: Any) -> list[Any]:
+def shardings_of_result(out_shardings: Any, tree: PyTreeDef) -> list[Any]:
     """`out_shardings` for each leaf of the structure of a result."""
     return _shardings("out_shardings", out_shardings, "the result", tree)
 
 
-def _shardings(keyword: str, prefix: Any, of: str, tree: Any) -> list[Any]:
+def _shardings(keyword: str, prefix: PyTree, of: str, tree: PyTreeDef) -> list[Any]:
     try:
         return _jax.broadcast_prefix(prefix, tree)
     except ValueError:
@@ -172,7 +173,7 @@ def _shardings(keyword: str, prefix: Any, of: str, tree: Any) -> list[Any]:
         ) from None
 
 
-def per_leaf(prefix: Any, tree: Any) -> tuple[list[Any], list[tuple[RefView, Any]]]:
+def per_leaf(prefix: PyTree, tree: PyTreeDef) -> tuple[list[Any], list[tuple[RefView, Any]]]:
     """One item of a pytree prefix for each leaf of a tree, and the views in it with theirs."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_view)
     items: list[Any] = []
@@ -184,7 +185,7 @@ def per_leaf(prefix: Any, tree: Any) -> tuple[list[Any], list[tuple[RefView, Any
     return items, of_views
 
 
-def flags(doing: str, name: str, prefix: Any, tree: Any) -> list[bool]:
+def flags(doing: str, name: str, prefix: PyTree, tree: PyTreeDef) -> list[bool]:
     """A flag for each leaf, from a tree of bools that is a prefix but for the kinds of containers.
 
     Raises:
@@ -216,7 +217,7 @@ class Given(NamedTuple):
 
     call: Call
     items: list[Any]
-    tree: Any
+    tree: PyTreeDef
     shared: dict[int, Any]
 
     @staticmethod
@@ -230,7 +231,7 @@ class Given(NamedTuple):
         said = {k: item for k, item in enumerate(items) if item is not None}
         return Given(Call.of(([leaves[k] for k in said],), {}), [*said.values()], tree, shared)
 
-    def rebuild(self, refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+    def rebuild(self, refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
         [rest], _ = self.call.rebuild(refs, leaves)
         others = iter(rest)
         places = range(self.tree.num_leaves)
@@ -239,7 +240,7 @@ class Given(NamedTuple):
         )
 
 
-def _shared(x: Any) -> Any:
+def _shared(x: Value) -> Any:
     if not is_ref(x):
         return x
     ref = one_name(x)
@@ -247,7 +248,7 @@ def _shared(x: Any) -> Any:
     return ref
 
 
-def mirrored(tree: Any, items: Iterable[Any]) -> Any:
+def mirrored(tree: PyTreeDef, items: Iterable[Any]) -> Any:
     """`items` in the places of leaves: in tuples, where a class might not take them."""
     rest = iter(items)
     if (node := tree.node_data()) is None:

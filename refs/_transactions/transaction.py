@@ -40,6 +40,7 @@ from refs._tracing.trace import (
     result_of,
     trace,
 )
+from refs._types import Aval, PyTree, RefLike, Value
 from refs.errors import RefValueError
 
 
@@ -99,9 +100,9 @@ class Transaction:
     def of(
         fun: Callable[..., Any],
         arguments: Sequence[Any],
-        leaves: Sequence[Any],
+        leaves: Sequence[Value],
         rebuild: Any,
-        types: Sequence[Any] | None = None,
+        types: Sequence[Aval] | None = None,
         axis_env: Sequence[tuple[Any, int]] = (),
         is_differentiated: bool = False,
     ) -> Transaction:
@@ -128,7 +129,7 @@ class Transaction:
 
         # Wrappers inside must see that these are one ref, whichever way they come by it. To JAX
         # they are two: it takes no ref both as an argument and closed over.
-        def knowing(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        def knowing(refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
             names.update({id(refs[i]): ref for i, ref in same.items()})
             return rebuild(refs, leaves)
 
@@ -138,9 +139,9 @@ class Transaction:
 
     def run(
         self,
-        state: Sequence[Any],
-        constants: Sequence[Any],
-        leaves: Sequence[Any],
+        state: Sequence[Value],
+        constants: Sequence[Value],
+        leaves: Sequence[Value],
         targets: Sequence[Any] | None = None,
         is_program: bool = False,
         captured: Sequence[Any] | None = None,
@@ -162,7 +163,7 @@ class Transaction:
         return self.run_cells(cells, leaves, context, captured)
 
     @staticmethod
-    def cells(slots: Sequence[Slot], values: Sequence[Any] | None = None) -> dict[Slot, Cell]:
+    def cells(slots: Sequence[Slot], values: Sequence[Value] | None = None) -> dict[Slot, Cell]:
         """A cell for each of the slots."""
         values = [None] * len(slots) if values is None else values
         return {s: Cell(v, s.origin) for s, v in zip(slots, values, strict=True)}
@@ -175,7 +176,7 @@ class Transaction:
     def run_cells(
         self,
         cells: dict[Slot, Cell],
-        leaves: Sequence[Any],
+        leaves: Sequence[Value],
         context: Context,
         captured: Sequence[Any] | None = None,
     ) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
@@ -205,7 +206,9 @@ class Transaction:
             for slot, ref in zip(slots, self.refs(slots, arguments), strict=True)
         ]
 
-    def commit(self, slots: Sequence[Slot], arguments: Sequence[Any], state: Sequence[Any]) -> None:
+    def commit(
+        self, slots: Sequence[Slot], arguments: Sequence[Any], state: Sequence[Value]
+    ) -> None:
         """Gives written slots their new values."""
         refs = self.refs(slots, arguments)
         for slot, ref, value in zip(slots, refs, state, strict=True):
@@ -234,12 +237,12 @@ class Transaction:
         """In a lane: how a slot is accumulated into, if nothing else is done to it."""
         return self.touch_of[slot].method if _is_lane.get() else None
 
-    def result(self, arrays: Sequence[Any], made: Sequence[Any], arguments: Sequence[Any]) -> Any:
+    def result(self, arrays: Sequence[Value], made: Sequence[Any], arguments: Sequence[Any]) -> Any:
         """The function's result, from its arrays, the values of its new refs and its arguments."""
         new = [make(v, origin) for v, origin in zip(made, self.new_origins, strict=True)]
         return result_of(self.traced.out_tree, self.traced.out_leaves, arrays, arguments, new)
 
-    def per_result(self, prefix: Any) -> tuple[list[Any], list[Any]]:
+    def per_result(self, prefix: PyTree) -> tuple[list[Any], list[Any]]:
         """Of a prefix of the result: what belongs to its arrays, and to its new refs."""
         return self.of_leaves(_jax.broadcast_prefix(prefix, self.traced.out_tree))
 
@@ -280,7 +283,7 @@ def in_lane() -> Iterator[None]:
 _is_lane: ContextVar[bool] = ContextVar("_is_lane", default=False)
 
 
-def make(value: Any, origin: Any) -> Any:
+def make(value: Value, origin: Any) -> Any:
     """The ref that a traced function has made and returned, out here."""
     if _jax.at_top_level():
         return adopt(jax.numpy.copy(value), origin)

@@ -12,6 +12,7 @@ from refs._tracing.trace import Call
 from refs._transactions.calls import in_transaction
 from refs._transactions.nested import call_over_arrays
 from refs._transactions.signature import Choice, check_callable, flags
+from refs._types import RefLike, Value
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,7 +64,7 @@ def checkpoint(
             each = flags("checkpoint", "prevent_cse", (tuple(kept), True), call.tree)
             cse = ([f for f, k in zip(each, call.ref_places, strict=True) if k is None],)
 
-        def inside(refs: list[Any], leaves: list[Any]) -> Any:
+        def inside(refs: list[RefLike], leaves: list[Value]) -> Any:
             return call_over_arrays(
                 lambda inner: jax.checkpoint(inner, prevent_cse=cse, policy=policy),
                 fun,

@@ -15,6 +15,7 @@ from refs._handles.ref_type import RefType
 from refs._tracing.touch_analysis import Touch
 from refs._tracing.trace import Call, result_of, trace
 from refs._transactions.transaction import Slot, Transaction
+from refs._types import Aval, PyTreeDef, Value
 from refs.errors import RefEscapeError, RefStateError, RefTypeError, RefValueError
 
 
@@ -114,18 +115,20 @@ def functionalize(fun: Callable[..., Any], closed_over: Any = None) -> Callable[
     return pure
 
 
-def _ref_type_of(value: Any) -> RefType:
+def _ref_type_of(value: Value) -> RefType:
     aval = _jax.shaped_abstractify(value)
     return RefType(aval.update(weak_type=False))
 
 
-def _check_state(values: list[Any], tree: Any, handles: list[Any], handles_tree: Any) -> None:
+def _check_state(
+    values: list[Value], tree: PyTreeDef, handles: list[Any], handles_tree: Any
+) -> None:
     if tree != handles_tree:
         raise RefValueError(
             f"functionalize: the state has the structure {tree}, and closed_over {handles_tree}"
         )
     for value, ref in zip(values, handles, strict=True):
-        aval: Any = _jax.shaped_abstractify(value)
+        aval: Aval = _jax.shaped_abstractify(value)
         if (aval.shape, aval.dtype) != (ref.shape, ref.dtype):
             raise RefValueError(
                 f"functionalize: the state has {aval.str_short()} for {describe(ref)}, which is "

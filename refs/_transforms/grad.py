@@ -13,6 +13,7 @@ from refs._derivatives.derivative import check_output, check_reduce_axes, deriva
 from refs._derivatives.differentiable import Differentiable
 from refs._derivatives.direct import backward
 from refs._derivatives.inputs import Inputs
+from refs._types import Value
 from refs.errors import RefTypeError
 
 P = ParamSpec("P")
@@ -109,7 +110,7 @@ def _gradient(
     allow_int: bool,
 ) -> Callable[..., Any]:
     def derive(f: Differentiable, inputs: Inputs) -> Any:
-        def pulled(values: list[Any]) -> Any:
+        def pulled(values: list[Value]) -> Any:
             [*out], pullback, rest = jax.vjp(f, values, has_aux=True)
             return _check_scalar(doing, f.outputs(out), holomorphic), pullback, rest
 
@@ -123,7 +124,7 @@ def _gradient(
     return derivative(doing, fun, argnums, has_aux, holomorphic, allow_int, derive)
 
 
-def _check_scalar(doing: str, value: Any, holomorphic: bool) -> Any:
+def _check_scalar(doing: str, value: Value, holomorphic: bool) -> Any:
     leaves = jax.tree.leaves(value)
     if len(leaves) != 1 or leaves[0] is not value:
         raise RefTypeError(

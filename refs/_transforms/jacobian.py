@@ -16,6 +16,7 @@ from refs._derivatives.inputs import Inputs
 from refs._indexing.sharded import sharded_in_rows
 from refs._transactions.signature import check_callable
 from refs._transforms.vmap import vmap
+from refs._types import Value
 
 P = ParamSpec("P")
 
@@ -112,7 +113,7 @@ def hessian(
 def _row_by_row(f: Differentiable, holomorphic: bool) -> tuple[list[Any], Any]:
     """The rows of each output's Jacobian, and what else the function returns."""
 
-    def pulled(values: list[Any]) -> Any:
+    def pulled(values: list[Value]) -> Any:
         [*out], pullback, rest = jax.vjp(f, values, has_aux=True)
         for x in out:
             check_output("jacrev", x, holomorphic)
@@ -123,7 +124,7 @@ def _row_by_row(f: Differentiable, holomorphic: bool) -> tuple[list[Any], Any]:
     mapped = vmap if f.has_backward_effects else jax.vmap
 
     def rows(k: int) -> list[Any]:
-        def row(ct: Any) -> list[Any]:
+        def row(ct: Value) -> list[Any]:
             cts = [ct if j == k else jnp.zeros_like(x) for j, x in enumerate(out)]
             return backward(lambda _, cts: pullback(cts)[0], [], cts, f.has_backward_effects)
 

@@ -14,10 +14,11 @@ from refs._handles.access import describe, set
 from refs._handles.predicates import is_ref
 from refs._tracing.trace import unique
 from refs._transactions.signature import mirrored
+from refs._types import PyTree, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
 
-def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = False) -> Any:
+def jvp(fun: Callable[..., Any], primals: PyTree, tangents: PyTree, has_aux: bool = False) -> Any:
     """Evaluates `fun(*primals)` and its derivative in the direction `tangents`. As `jax.jvp`.
 
     Args:
@@ -51,7 +52,7 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
     def inside() -> Any:
         f = differentiable("jvp", fun, inputs, has_aux)
 
-        def pushed(values: list[Any]) -> Any:
+        def pushed(values: list[Value]) -> Any:
             tangents = inputs.gather("jvp", directions, values)
             return jax.jvp(f.with_contents, (values,), (tangents,), has_aux=True)
 
@@ -64,7 +65,7 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
 
 
 def linearize(
-    fun: Callable[..., Any], *primals: Any, has_aux: bool = False, in_nzs: Any = None
+    fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False, in_nzs: Any = None
 ) -> Any:
     """Evaluates `fun(*primals)` and its derivative there as a linear function. As `jax.linearize`.
 
@@ -104,7 +105,7 @@ def linearize(
         )
     )
 
-    def push(native: Any, values: Any, *tangents: Any) -> Any:
+    def push(native: RefLike, values: Any, *tangents: PyTree) -> Any:
         directions = _directions("linearize", inputs, tangents)
         tangents_out, final = native(inputs.gather("linearize", directions, values))
         _follow(inputs, directions, final)
@@ -116,7 +117,7 @@ def linearize(
     return (f.outputs(out), f_jvp, aux) if has_aux else (f.outputs(out), f_jvp)
 
 
-def _directions(doing: str, inputs: Inputs, tangents: tuple[Any, ...]) -> list[Any]:
+def _directions(doing: str, inputs: Inputs, tangents: tuple[Value, ...]) -> list[Any]:
     """What was given for each variable: an array, or a ref that holds one, and no ref twice."""
     directions = inputs.flatten(doing, tangents)
     ends = [x for x in directions if is_ref(x)]

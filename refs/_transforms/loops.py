@@ -23,13 +23,14 @@ from refs._handles.predicates import is_ref, is_view
 from refs._tracing.trace import Call
 from refs._transactions.calls import in_transaction
 from refs._transforms.vmap import vmap
+from refs._types import PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
 
 def scan(
     f: Callable[[Any, Any], Any],
     init: Any,
-    xs: Any = None,
+    xs: PyTree = None,
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
@@ -93,7 +94,7 @@ def scan(
         return _run(inside, call.refs, [start.leaves, call.leaves], [f], static)
 
 
-def while_loop(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_val: Any) -> Any:
+def while_loop(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_val: PyTree) -> Any:
     """Repeats `body_fun` while `cond_fun` is true. As `jax.lax.while_loop`, at top level too.
 
     Both may read and write refs that they close over: `cond_fun` sees what `body_fun` wrote.
@@ -124,7 +125,7 @@ def fori_loop(
     lower: Any,
     upper: Any,
     body_fun: Callable[[Any, Any], Any],
-    init_val: Any,
+    init_val: PyTree,
     *,
     unroll: int | bool | None = None,
 ) -> Any:
@@ -169,11 +170,11 @@ _NO_OPERAND: Any = object()
 
 
 def cond(
-    pred: Any,
+    pred: Value,
     true_fun: Callable[..., Any],
     false_fun: Callable[..., Any],
-    *operands: Any,
-    operand: Any = _NO_OPERAND,
+    *operands: Value,
+    operand: Value = _NO_OPERAND,
 ) -> Any:
     """Calls one of two functions. As `jax.lax.cond`, at top level too.
 
@@ -202,15 +203,15 @@ def cond(
     return _branch(_choose_by_truth, pred, [true_fun, false_fun], operands)
 
 
-def _choose_by_truth(pred: Any, branches: Sequence[Callable[..., Any]], operand: Any) -> Any:
+def _choose_by_truth(pred: Value, branches: Sequence[Callable[..., Any]], operand: Value) -> Any:
     return lax.cond(pred, *branches, operand)
 
 
 def switch(
     index: Any,
     branches: Sequence[Callable[..., Any]],
-    *operands: Any,
-    operand: Any = _NO_OPERAND,
+    *operands: Value,
+    operand: Value = _NO_OPERAND,
 ) -> Any:
     """Calls one of several functions. As `jax.lax.switch`, at top level too.
 
@@ -232,7 +233,7 @@ def switch(
     return _branch(lax.switch, index, list(branches), _operands(operands, operand))
 
 
-def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:
+def map(f: Callable[[Any], Any], xs: PyTree, *, batch_size: int | None = None) -> Any:
     """Applies `f` to row after row. As `jax.lax.map`, at top level too.
 
     Args:
@@ -259,7 +260,7 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
     n = len(leaves[0])
     whole = n - n % batch_size if batch_size else 0
 
-    def batched(xs: Any) -> Any:
+    def batched(xs: PyTree) -> Any:
         if not whole:
             return vmap(f)(xs)
         batches = jax.tree.map(
@@ -275,7 +276,7 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
     return _with_arrays(batched, jax.tree.map(jnp.asarray, xs), [])
 
 
-def _operands(operands: tuple[Any, ...], operand: Any) -> tuple[Any, ...]:
+def _operands(operands: tuple[Value, ...], operand: Value) -> tuple[Any, ...]:
     if operand is _NO_OPERAND:
         return operands
     if operands:
@@ -287,7 +288,7 @@ def _branch(
     choose: Callable[[Any, Sequence[Any], Any], Any],
     index: Any,
     branches: Sequence[Callable[..., Any]],
-    operands: tuple[Any, ...],
+    operands: tuple[Value, ...],
 ) -> Any:
     call = Call.of(operands, {})
 
@@ -296,7 +297,7 @@ def _branch(
 
         def over_arrays(branch: Callable[..., Any]) -> Callable[[list[Any]], Any]:
             @functools.wraps(branch)
-            def called(leaves: list[Any]) -> Any:
+            def called(leaves: list[Value]) -> Any:
                 args, _ = call.rebuild(refs, leaves)
                 _jax.name_arguments(branch, args, {}, leaves)
                 return branch(*args)
@@ -317,19 +318,23 @@ def _with_arrays(
 
 
 def _run(
-    fun: Callable[..., Any], refs: Sequence[Any], arrays: Any, functions: Sequence[Any], static: Any
+    fun: Callable[..., Any],
+    refs: Sequence[RefLike],
+    arrays: Any,
+    functions: Sequence[Any],
+    static: Any,
 ) -> Any:
     if _jax.is_jit_disabled() and not _jax.is_staging():
         return fun(refs, arrays)  # in Python, operation by operation
     leaves, tree = jax.tree.flatten(arrays)
 
-    def flat(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+    def flat(refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
         return fun(refs, jax.tree.unflatten(tree, leaves))
 
     return in_transaction(flat, refs, leaves, functions, (static, tree))
 
 
-def _check_no_refs(doing: str, where: str, tree: Any) -> None:
+def _check_no_refs(doing: str, where: str, tree: PyTreeDef) -> None:
     for x in jax.tree.leaves(tree):
         if is_ref(x):
             raise RefTypeError(
@@ -337,7 +342,7 @@ def _check_no_refs(doing: str, where: str, tree: Any) -> None:
             )
 
 
-def _check_rows(doing: str, xs: Any) -> None:
+def _check_rows(doing: str, xs: PyTree) -> None:
     for x in jax.tree.leaves(xs):
         if isinstance(x, int | float | complex) or getattr(x, "shape", None) == ():
             raise RefValueError(f"{doing}: xs holds a scalar, which has no rows: close over it")

@@ -8,6 +8,7 @@ from typing import Any, ParamSpec
 import jax
 
 from refs._tracing.trace import Call, ref_type, result_of, trace
+from refs._types import RefLike, Value
 
 P = ParamSpec("P")
 
@@ -52,7 +53,7 @@ def make_jaxpr(
         rest = tuple(a for k, a in enumerate(args) if k not in static)
         call = Call.of(rest, kwargs, runs=False)
 
-        def rebuild(refs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        def rebuild(refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
             given, kwargs = call.rebuild(refs, leaves)
             others = iter(given)
             return [static[k] if k in static else next(others) for k in range(n)], kwargs

@@ -19,6 +19,7 @@ from refs._transactions.calls import in_transaction
 from refs._transactions.devices import devices_told
 from refs._transactions.signature import Given, check_callable, per_leaf, without_views
 from refs._transactions.transaction import Slot, Transaction
+from refs._types import RefLike
 from refs.errors import RefTypeError, RefValueError
 
 # JAX's marker for specs that aren't given has no public name in all versions.
@@ -177,7 +178,7 @@ def _split(call: Call, specs: Sequence[Any] | None) -> tuple[list[Any], list[Any
     return [of_refs[k] for k in range(len(call.refs))], of_leaves
 
 
-def _slot_spec(slot: Slot, of_refs: Sequence[Any], refs: Sequence[Any]) -> Any:
+def _slot_spec(slot: Slot, of_refs: Sequence[Any], refs: Sequence[RefLike]) -> Any:
     if slot.argument is None:
         return PartitionSpec()
     spec = of_refs[slot.argument]
@@ -189,5 +190,5 @@ def _slot_spec(slot: Slot, of_refs: Sequence[Any], refs: Sequence[Any]) -> Any:
     return spec
 
 
-def _array_type(ref: Any) -> jax.ShapeDtypeStruct:
+def _array_type(ref: RefLike) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(ref.shape, ref.dtype, sharding=ref_type(ref).sharding)

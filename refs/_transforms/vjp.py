@@ -16,12 +16,13 @@ from refs._handles.access import addupdate, describe, get
 from refs._handles.predicates import is_ref
 from refs._handles.view import RefView
 from refs._transactions.signature import flags, mirrored
+from refs._types import PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
 
 def vjp(
     fun: Callable[..., Any],
-    *primals: Any,
+    *primals: PyTree,
     has_aux: bool = False,
     reduce_axes: Sequence[Any] = (),
     saveable_args: Any = True,
@@ -84,9 +85,9 @@ class Pullback:
 
     def __init__(
         self,
-        native: Any,
+        native: RefLike,
         inputs: Inputs,
-        out_tree: Any,
+        out_tree: PyTreeDef,
         has_effects: bool,
         saveable: Sequence[bool],
     ):
@@ -104,7 +105,7 @@ class Pullback:
         self._types = tuple(inputs.type_of(v) for v in inputs.variables)
         self.out_tree, self._has_effects = out_tree, has_effects
 
-    def __call__(self, cotangent: Any) -> Any:
+    def __call__(self, cotangent: Value) -> Any:
         """The cotangent of each primal, given that of the output."""
         return self._apply([jax.ad.GradValue()] * len(self._variables), cotangent)
 
@@ -178,7 +179,7 @@ class Pullback:
         """Which of the outputs depend on the primals."""
         return mirrored(self.out_tree, self._native.out_nzs)
 
-    def _apply(self, wanted: list[Any], cotangent: Any) -> Any:
+    def _apply(self, wanted: list[Any], cotangent: Value) -> Any:
         cts, tree = jax.tree.flatten(cotangent)
         if tree != self.out_tree:
             raise RefValueError(
@@ -222,7 +223,7 @@ class Pullback:
                 f"`args_res` of the pullback has {len(kept)} values, for {len(self._variables)} "
                 "variables: put a value or a ref into the place of each"
             )
-        values: list[Any] = [_jax.NotNeeded()] * self._n_values
+        values: list[Value] = [_jax.NotNeeded()] * self._n_values
         for k, (variable, x) in enumerate(zip(self._variables, kept, strict=True)):
             if not self._needed[k]:
                 continue
@@ -239,7 +240,9 @@ class Pullback:
     def _n_values(self) -> int:
         return 1 + max((v.position for v in self._variables), default=-1)
 
-    def _backward(self, native: Any, wanted: list[Any], cts: list[Any]) -> tuple[list[Any], Any]:
+    def _backward(
+        self, native: RefLike, wanted: list[Any], cts: list[Any]
+    ) -> tuple[list[Any], Any]:
         """What becomes of each variable's cotangent, and what rules log."""
         asked: list[Any] = [jax.ad.DontWant()] * self._n_values
         for variable, x in zip(self._variables, wanted, strict=True):
@@ -254,7 +257,7 @@ class Pullback:
         ]
         return finished, logs
 
-    def _finish(self, variable: Variable, wanted: Any, values: list[Any]) -> Any:
+    def _finish(self, variable: Variable, wanted: Any, values: list[Value]) -> Any:
         value = values[variable.position]
         if isinstance(wanted, jax.ad.DontWant):
             return jax.ad.DidntWant()
@@ -294,5 +297,5 @@ def _goes_straight_in(variable: Variable) -> bool:
     return _jax.can_accumulate_gradients and variable.view is None
 
 
-def _is_word(x: Any) -> bool:
+def _is_word(x: Value) -> bool:
     return isinstance(x, jax.ad.GradRef | jax.ad.DidntWant)

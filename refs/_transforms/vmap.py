@@ -27,6 +27,7 @@ from refs._transactions.calls import in_transaction
 from refs._transactions.signature import Given, check_callable, per_leaf, without_views
 from refs._transactions.transaction import Slot, Transaction, in_lane
 from refs._transforms import by_jax
+from refs._types import Aval, ClosedJaxpr, PyTreeDef, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
 P = ParamSpec("P")
@@ -144,7 +145,7 @@ def vmap(
             }
             written = [s for s in t.written if s not in sums]
 
-            def lane(lane: Any, state: Any, constants: Any, leaves: Any) -> Any:
+            def lane(lane: Value, state: Any, constants: Any, leaves: Any) -> Any:
                 cells = t.cells(written, state) | t.cells(t.read, constants)
                 for (slot, method), ref in zip(sums.items(), t.refs([*sums], refs), strict=True):
                     cells[slot] = Sum(ref, slot.origin, method)
@@ -190,12 +191,12 @@ def vmap(
     return mapped
 
 
-def _found(tree: Any, test: Callable[[Any], bool]) -> list[Any]:
+def _found(tree: PyTreeDef, test: Callable[[Any], bool]) -> list[Any]:
     """What in a pytree passes the test."""
     return [x for x in jax.tree.leaves(tree, is_leaf=test) if test(x)]
 
 
-def _maps_itself(x: Any) -> RefTypeError:
+def _maps_itself(x: Value) -> RefTypeError:
     return RefTypeError(
         f"vmap over refs, with a {type(x).__name__}, which says itself how it is mapped: give the "
         "lanes its arrays, and make it of them inside"
@@ -210,7 +211,7 @@ class _Axes(NamedTuple):
     of_leaves: list[int]
     ref_types: list[Any]
     leaf_types: list[Any]
-    sharding: Any  # of the lanes, by their type
+    sharding: NamedSharding | None  # of the lanes, by their type
 
     @property
     def flags(self) -> Any:
@@ -256,7 +257,7 @@ class _Axes(NamedTuple):
                 "axis_size"
             )
         [size] = sizes
-        types: list[Any] = [*(ref_type(r).inner_aval for r in call.refs), *leaf_types]
+        types: list[Aval] = [*(ref_type(r).inner_aval for r in call.refs), *leaf_types]
         sharding = next(
             (
                 NamedSharding(x.sharding.mesh, jax.P(x.sharding.spec[axis]))
@@ -275,7 +276,7 @@ class _Axes(NamedTuple):
         ]
         return _Axes(size, ref_axes, of_leaves, ref_types, leaf_types, sharding)
 
-    def of_slot(self, slot: Slot, refs: Sequence[Any]) -> int | None:
+    def of_slot(self, slot: Slot, refs: Sequence[RefLike]) -> int | None:
         if slot.argument is None:
             return None
         if slot.outer is not None:
@@ -287,7 +288,7 @@ class _Axes(NamedTuple):
         return self.of_refs[slot.argument]
 
 
-def _normal(axis: Any, x: Any, what: str) -> int:
+def _normal(axis: Any, x: Value, what: str) -> int:
     """An axis of `x`, counted from the front."""
     if type(axis) is not int:
         raise RefTypeError(
@@ -320,12 +321,12 @@ def _leaf_axes(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
     return axes
 
 
-def _may_touch_refs(closed: Any) -> bool:
+def _may_touch_refs(closed: ClosedJaxpr) -> bool:
     """Whether a lane is more than JAX's affair: for refs, callbacks, or rules of derivatives."""
     return uses_refs(closed) or calls_host(closed) or is_open(closed.jaxpr)
 
 
-def _check_as_jax(given: Given, axes: _Axes, leaves: Sequence[Any], spmd_axis_name: Any) -> None:
+def _check_as_jax(given: Given, axes: _Axes, leaves: Sequence[Value], spmd_axis_name: Any) -> None:
     """Raises what `jax.vmap` says of arguments on an explicit mesh, before a lane is traced."""
     shared = [x for x in given.shared.values() if isinstance(x, jax.Array)]
     check = jax.vmap(

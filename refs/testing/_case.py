@@ -15,6 +15,7 @@ from refs._handles import access
 from refs._handles.predicates import is_concrete, is_ref
 from refs._tracing.trace import Call, unique
 from refs._transforms.make_jaxpr import make_jaxpr
+from refs._types import RefLike, Value
 from refs.errors import RefEscapeError
 
 # A law is called with a case and the law's name. It returns None, or why it says nothing of this
@@ -30,7 +31,7 @@ class Case(NamedTuple):
     f: Callable[..., Any]
     args: tuple[Any, ...]
     other_args: tuple[Any, ...]
-    refs: list[Any]
+    refs: list[RefLike]
     held: list[Any]
     rtol: float | None
     eps: float | None
@@ -49,7 +50,7 @@ class Case(NamedTuple):
     def reset(self) -> None:
         self.put(self.held)
 
-    def put(self, values: Sequence[Any]) -> None:
+    def put(self, values: Sequence[Value]) -> None:
         for ref, value in zip(self.refs, values, strict=True):
             access.set(ref, ..., value)
 
@@ -97,7 +98,7 @@ def stacked(first: Seen, second: Seen) -> Seen:
     ]
 
 
-def _difference(x: Any, y: Any, rtol: float | None) -> str | None:
+def _difference(x: Value, y: Value, rtol: float | None) -> str | None:
     """Says how two values differ."""
     x, y = jnp.asarray(x), jnp.asarray(y)
     if (x.shape, x.dtype) != (y.shape, y.dtype):
@@ -115,10 +116,10 @@ def _difference(x: Any, y: Any, rtol: float | None) -> str | None:
     return f"they differ by {np.abs(exact - right).max()}, and by {allowed * scale} they may"
 
 
-def is_inexact(x: Any) -> bool:
+def is_inexact(x: Value) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
 
 
-def with_arrays(args: tuple[Any, ...], arrays: Sequence[Any]) -> tuple[Any, ...]:
+def with_arrays(args: tuple[Any, ...], arrays: Sequence[Value]) -> tuple[Any, ...]:
     call = Call.of(args, {})
     return call.rebuild(call.refs, arrays)[0]

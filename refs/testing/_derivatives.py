@@ -15,6 +15,7 @@ from refs._tracing.trace import Call
 from refs._transforms.functionalize import functionalize
 from refs._transforms.jvp import jvp, linearize
 from refs._transforms.vjp import vjp
+from refs._types import PyTree, RefLike, Value
 from refs.testing._case import Case, Law, Seen, is_inexact, results, with_arrays
 
 NOT_SMOOTH = "no argument and no ref is of an inexact type"
@@ -28,8 +29,8 @@ class _Smooth(NamedTuple):
     """
 
     fun: Callable[..., Any]
-    refs: list[Any]
-    arrays: list[Any]
+    refs: list[RefLike]
+    arrays: list[Value]
 
     @staticmethod
     def of(case: Case) -> _Smooth | None:
@@ -38,7 +39,7 @@ class _Smooth(NamedTuple):
         if not refs and not arrays:
             return None
 
-        def fun(f: Callable[..., Any], refs_inside: Sequence[Any], arrays: Sequence[Any]) -> Any:
+        def fun(f: Callable[..., Any], refs_inside: Sequence[Any], arrays: Sequence[Value]) -> Any:
             inside = {id(r): s for r, s in zip(refs, refs_inside, strict=True)}
             rest = iter(arrays)
             given = with_arrays(case.args, [next(rest) if is_inexact(x) else x for x in leaves])
@@ -54,10 +55,10 @@ class _Smooth(NamedTuple):
         """`fun` of the refs' values, with the new state beside the other results."""
         place = {id(r): k for k, r in enumerate(self.refs)}
 
-        def program(arrays: Sequence[Any]) -> Any:
+        def program(arrays: Sequence[Value]) -> Any:
             return self.fun(case.f, self.refs, arrays)
 
-        def pure(values: Sequence[Any], arrays: Sequence[Any]) -> Any:
+        def pure(values: Sequence[Value], arrays: Sequence[Value]) -> Any:
             state = [
                 values[place[id(r)]] if id(r) in place else x
                 for r, x in zip(case.refs, case.held, strict=True)
@@ -86,7 +87,7 @@ class _Smooth(NamedTuple):
         return [jnp.asarray(held[id(r)]) for r in self.refs]
 
 
-def _random_like(xs: Any) -> Any:
+def _random_like(xs: PyTree) -> Any:
     random = np.random.default_rng(0)
     return jax.tree.map(lambda x: jnp.asarray(random.normal(size=x.shape), x.dtype), xs)
 
@@ -135,11 +136,11 @@ def forwards(derivative: Callable[..., Any]) -> Law:
     return law
 
 
-def by_jvp(program: Any, primals: Any, tangents: Any) -> Any:
+def by_jvp(program: Any, primals: PyTree, tangents: PyTree) -> Any:
     return jvp(program, primals, tangents, has_aux=True)
 
 
-def by_linearize(program: Any, primals: Any, tangents: Any) -> Any:
+def by_linearize(program: Any, primals: PyTree, tangents: PyTree) -> Any:
     out, pushforward, rest = linearize(program, *primals, has_aux=True)
     return out, pushforward(*tangents), rest
 
@@ -159,7 +160,7 @@ def backwards(
         def program(refs: Any, arrays: Any) -> Any:
             return smooth.fun(inner(case.f), refs, arrays)
 
-        def gradient(refs: Any, arrays: Any, cotangent: Any) -> Any:
+        def gradient(refs: Any, arrays: Any, cotangent: Value) -> Any:
             out, pullback, others = vjp(program, refs, arrays, has_aux=True)
             return out, pullback(cotangent), others
 
@@ -197,7 +198,7 @@ def quotients(case: Case, name: str) -> str | None:
     noise = max([0.0, *rounding]) / (case.eps or STEP)
     atol = noise if noise > (case.rtol or TOLERANCE) else case.rtol
 
-    def check(fun: Callable[..., Any], *primals: Any) -> None:
+    def check(fun: Callable[..., Any], *primals: PyTree) -> None:
         precision = {"atol": atol, "rtol": case.rtol, "eps": case.eps}
         test_util.check_grads(fun, primals, order=1, **precision)
 

@@ -17,6 +17,7 @@ from refs._transforms.checkpoint import checkpoint
 from refs._transforms.functionalize import functionalize
 from refs._transforms.loops import scan
 from refs._transforms.vmap import vmap
+from refs._types import Value
 from refs.errors import RefValueError
 from refs.testing._case import Case, Law, closed_over, of_values, results, stacked, with_arrays
 from refs.testing._derivatives import backwards, by_jvp, by_linearize, forwards, quotients
@@ -147,7 +148,7 @@ def _lanes(case: Case, name: str) -> str | None:
     one_by_one = [fresh(args) for args in lanes]
     of_both: dict[int, Any] = {}
 
-    def stack(x: Any, y: Any) -> Any:
+    def stack(x: Value, y: Value) -> Any:
         if is_ref(x):
             return of_both.setdefault(id(x), new_ref(jnp.stack([x[...], y[...]])))
         return jnp.stack([jnp.asarray(x), jnp.asarray(y)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from jax import lax
 
@@ -11,11 +10,12 @@ from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
 from refs._tracing.touch import Touch
+from refs._types import Eqn, Value
 
 
 # The effects of a barrier keep an order.
 @register(lax.optimization_barrier_p, touch=Touch.NONE, is_computed_once=True)
-def discharge_optimization_barrier(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_optimization_barrier(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     out = list(args)
     held = [a.read() if isinstance(a, Cell) else a for a in args]
     # Nothing is known of what nothing else here touches, nor of what lanes only accumulate into.

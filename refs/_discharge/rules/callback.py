@@ -14,11 +14,12 @@ from refs._discharge.cells import Row, root
 from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
 from refs._tracing.trace import unique
+from refs._types import Eqn, Value
 from refs.errors import RefTypeError
 
 
 @register(ref_callback_p, can_fail=True)
-def discharge_ref_callback(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_ref_callback(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     host = eqn.params["host"]
     n = len(host.origins)
     # A step of a scan over a ref has a row of it: the callback is given that part of the whole.
@@ -52,12 +53,12 @@ def discharge_ref_callback(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[
     return list(out[len(roots) :])
 
 
-def carries(eqn: Any) -> tuple[int, int]:
+def carries(eqn: Eqn) -> tuple[int, int]:
     return 0, eqn.params["plan"].n_roots + eqn.params["n_kept"]
 
 
 @register(host_callback_p, carries=carries, is_computed_once=True, can_fail=True)
-def discharge_host_callback(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_host_callback(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     """One without refs: each lane makes it, or some, where lanes have parted."""
     if ctx.lanes is None:
         return _jax.bind_eqn(eqn, args)

@@ -11,16 +11,17 @@ from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context, Scope, split
 from refs._discharge.registry import register
+from refs._types import Eqn, Value
 
 
 @register(*_jax.inlined_call_primitives, runs_once=True)
-def discharge_call(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_call(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     [closed] = _jax.jaxprs_in(eqn.params)
     return ctx.eval(closed, args)
 
 
 @register(_jax.jit_p, runs_once=True)
-def discharge_jit(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_jit(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     params = _jax.jit_params(eqn.params)
     scope = ctx.scope((params.jaxpr, args))
 
@@ -42,7 +43,7 @@ def discharge_jit(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
 
 
 @register(*_jax.metadata_call_primitives, runs_once=True)
-def discharge_metadata_call(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_metadata_call(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     [closed] = _jax.jaxprs_in(eqn.params)
     scope = ctx.scope((closed, args))
     operands = (split(args), scope.state, scope.constants)
@@ -54,14 +55,14 @@ def discharge_metadata_call(ctx: Context, eqn: Any, args: Sequence[Any]) -> list
     return out[: len(out) - len(scope.written)]
 
 
-def _alias_pattern(args: Sequence[Any]) -> tuple[int | None, ...]:
+def _alias_pattern(args: Sequence[Value]) -> tuple[int | None, ...]:
     first: dict[int, int] = {}
     return tuple(
         first.setdefault(id(a), k) if isinstance(a, Cell) else None for k, a in enumerate(args)
     )
 
 
-def _jit_options(params: _jax.JitParams, args: Sequence[Any], scope: Scope) -> dict[str, Any]:
+def _jit_options(params: _jax.JitParams, args: Sequence[Value], scope: Scope) -> dict[str, Any]:
     options: dict[str, Any] = {"inline": params.inline, "keep_unused": params.keep_unused}
     if params.compiler_options:
         options["compiler_options"] = params.compiler_options

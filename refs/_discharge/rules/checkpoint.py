@@ -21,12 +21,13 @@ from refs._discharge.interpreter import Context, merge
 from refs._discharge.registry import register
 from refs._discharge.stored_reads import READ
 from refs._tracing import touch_analysis
+from refs._types import ClosedJaxpr, Eqn, Value
 
 _policies = jax.checkpoint_policies
 
 
 @register(_jax.remat_p, runs_once=True)
-def discharge_checkpoint(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_checkpoint(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     [closed] = _jax.jaxprs_in(eqn.params)
     scope = ctx.scope((closed, args))
     keeps_reads = not _has_loops_over_refs(closed)
@@ -39,7 +40,7 @@ def discharge_checkpoint(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
         flags = [f for f, a in zip(prevent_cse, args, strict=True) if not isinstance(a, Cell)]
         prevent_cse = (flags, True, True)
 
-    def called(arrays: list[Any], state: list[Any], constants: list[Any]) -> Any:
+    def called(arrays: list[Value], state: list[Value], constants: list[Value]) -> Any:
         inside = scope.enter(state, constants)
         inside.ctx.keeps_reads, inside.ctx.repeats = keeps_reads, True
         return inside.run(closed, merge(args, arrays))
@@ -52,7 +53,7 @@ def _either(one: Callable[..., bool], other: Callable[..., Any]) -> Callable[...
     return lambda *args, **params: one(*args, **params) or other(*args, **params)
 
 
-def _has_loops_over_refs(closed: Any) -> bool:
+def _has_loops_over_refs(closed: ClosedJaxpr) -> bool:
     return _jax.any_equation(
         closed,
         lambda eqn: (

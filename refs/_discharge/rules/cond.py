@@ -13,15 +13,16 @@ from refs._callbacks.primitives import host_callback_p, ref_callback_p
 from refs._discharge.interpreter import Context, merge, split
 from refs._discharge.registry import register
 from refs._tracing.facts import Inner
+from refs._types import Eqn, Value
 
 
-def branches_of(eqn: Any) -> Inner:
+def branches_of(eqn: Eqn) -> Inner:
     for branch in eqn.params["branches"]:
         yield _jax.as_closed(branch), eqn.invars[1:]
 
 
 @register(_jax.cond_p, inner=branches_of)
-def discharge_cond(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_cond(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     index, *operands = args
     branches = [_jax.as_closed(b) for b in eqn.params["branches"]]
     scope = ctx.scope(*[(b, operands) for b in branches])
@@ -53,7 +54,7 @@ def _has_io(ctx: Context, branch: Any) -> bool:
 
 
 def _every_branch(
-    ctx: Context, index: Any, branches: Sequence[Any], operands: Sequence[Any]
+    ctx: Context, index: Any, branches: Sequence[Any], operands: Sequence[Value]
 ) -> list[Any]:
     """Lanes part, or JAX can't batch what they do to a ref in a branch: they go every way."""
     results = []

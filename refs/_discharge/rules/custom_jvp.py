@@ -14,10 +14,11 @@ from refs._discharge.cells import root
 from refs._discharge.custom_rules import changed_by, eval_rule, is_smooth, through
 from refs._discharge.interpreter import Context, merge, split
 from refs._discharge.registry import register
+from refs._types import Eqn, PyTree, Value
 
 
 @register(_jax.custom_jvp_call_p, runs_once=True)
-def discharge_custom_jvp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_custom_jvp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     """The state is threaded through the function and through the user's rule.
 
     A ref argument has a tangent cell, which the rule reads and writes. The tangent of a ref that
@@ -32,10 +33,10 @@ def discharge_custom_jvp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
 
     # The lanes' sums are arguments: their tangents, too, are added to.
     @jax.custom_jvp
-    def call(arrays: Any, state: list[Any], constants: list[Any], sums: list[Any]) -> Any:
+    def call(arrays: Any, state: list[Value], constants: list[Value], sums: list[Any]) -> Any:
         return scope.enter(state, constants, sums).run(closed, merge(args, arrays))
 
-    def call_jvp(primals: Any, tangents: Any) -> Any:
+    def call_jvp(primals: PyTree, tangents: PyTree) -> Any:
         arrays, state, constants, sums = primals
         array_tangents, state_tangents, constant_tangents, sum_tangents = tangents
         inside = scope.enter(state, constants, sums)

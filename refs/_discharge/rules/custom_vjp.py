@@ -16,10 +16,11 @@ from refs._discharge.lanes import Lanes, Sum
 from refs._discharge.late_rules import apply_backward, found_later, gone
 from refs._discharge.program import Program, run_in_lanes
 from refs._discharge.registry import register
+from refs._types import Eqn, PyTree, RefLike, Value
 
 
 @register(_jax.custom_vjp_call_p, runs_once=True)
-def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     """The state is threaded through the function and through the user's forward rule.
 
     The user's backward rule gives the cotangents of the arguments, a ref argument's contents at
@@ -46,12 +47,12 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
     # closes over, and doesn't know that these aren't.
     @jax.custom_vjp
     def call(
-        arrays: Any, state: list[Any], constants: list[Any], sums: list[Any], paths: Any
+        arrays: Any, state: list[Value], constants: list[Value], sums: list[Any], paths: Any
     ) -> Any:
         return scope.enter(state, constants, sums).run(closed, merge(args, arrays))
 
     def fwd(
-        arrays: list[Any], state: list[Any], constants: list[Any], sums: list[Any], paths: Any
+        arrays: list[Value], state: list[Value], constants: list[Value], sums: list[Any], paths: Any
     ) -> Any:
         given = (*state, *constants[:n_read], *sums)
         perturbed = [p.perturbed and is_smooth(p.value) for p in given]
@@ -87,10 +88,10 @@ def discharge_custom_vjp(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[An
         if not rule.symbolic_zeros:
             out_cts = [_jax.instantiate(ct) for ct in out_cts]
 
-        def run(traced: Any, arrays: list[Any]) -> list[Any]:
+        def run(traced: Any, arrays: list[Value]) -> list[Any]:
             program = Program.of(traced)
 
-            def found(consts: Sequence[Any]) -> list[Any]:
+            def found(consts: Sequence[Value]) -> list[Any]:
                 return [found_later(c, scope.bindings, where) for c in consts]
 
             if lanes is None:
@@ -174,7 +175,7 @@ class _Place(NamedTuple):
             path.insert(0, inner.index)
             inner = inner.whole
 
-    def of_base(self, type_of_base: Any, path: Sequence[Any], ct: Any) -> Any:
+    def of_base(self, type_of_base: Any, path: Sequence[Any], ct: Value) -> Any:
         """The cotangent of the whole value, from that of its part here."""
         if not self.depth:
             return ct
@@ -195,7 +196,7 @@ class _Argument(NamedTuple):
     number: int
 
 
-def _position(refs: Sequence[Any], ref: Any) -> int:
+def _position(refs: Sequence[RefLike], ref: RefLike) -> int:
     return next(k for k, r in enumerate(refs) if r is ref)
 
 
@@ -204,6 +205,6 @@ def _sum(a: Any, b: Any) -> Any:
     return b if a is None else a if b is None else a + b
 
 
-def _values(primals: Any) -> Any:
+def _values(primals: PyTree) -> Any:
     """The values of a forward rule's arguments, which say whether each is differentiated."""
     return jax.tree.map(lambda p: p.value, primals, is_leaf=lambda p: hasattr(p, "perturbed"))

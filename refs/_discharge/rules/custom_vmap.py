@@ -14,11 +14,12 @@ from refs._discharge.lanes import Sum
 from refs._discharge.registry import register
 from refs._handles.ref_type import RefType
 from refs._tracing.trace import AbstractArgument
+from refs._types import Eqn, Value
 from refs.errors import RefValueError
 
 
 @register(_jax.custom_vmap_p)
-def discharge_custom_vmap(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_custom_vmap(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     [closed] = _jax.jaxprs_in(eqn.params)
     scope = ctx.scope((closed, args))
     rule = _jax.vmap_rule(eqn.params)
@@ -43,7 +44,7 @@ def discharge_custom_vmap(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[A
         flags = [of_cell.get(a, False) if isinstance(a, Cell) else next(rest) for a in args]
         of_outputs: list[bool] = []
 
-        def over_refs(*operands: Any) -> list[Any]:
+        def over_refs(*operands: Value) -> list[Any]:
             out, of_outputs[:] = rule(size, flags, operands)
             return out
 
@@ -59,7 +60,7 @@ def _what(cell: Cell) -> str:
     return "a row of which is at hand" if isinstance(cell, Row) else "which the lanes share"
 
 
-def _abstract(x: Any) -> AbstractArgument:
+def _abstract(x: Value) -> AbstractArgument:
     """Stands for a value, or for a ref that holds what a cell does."""
     if not isinstance(x, Cell):
         return AbstractArgument(_jax.typeof(x))

@@ -12,11 +12,12 @@ from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
 from refs._tracing.trace import AbstractArgument
+from refs._types import Eqn, Value
 from refs.errors import MissingRuleError
 
 
 @register(_jax.call_hi_primitive_p)
-def discharge_hi_primitive(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_hi_primitive(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     def refuse() -> Any:
         described = next(a.describe() for a in args if isinstance(a, Cell))
         raise MissingRuleError(

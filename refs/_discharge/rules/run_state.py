@@ -9,10 +9,11 @@ from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
+from refs._types import Eqn, Value
 
 
 @register(_jax.run_state_p, runs_once=True)
-def discharge_run_state(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_run_state(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     [closed] = _jax.jaxprs_in(eqn.params)
     given = iter(args)
     cells: list[Any] = []

@@ -12,15 +12,16 @@ from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context, merge, split
 from refs._discharge.registry import register
+from refs._types import Eqn, Value
 
 
-def carries(eqn: Any) -> tuple[int, int]:
+def carries(eqn: Eqn) -> tuple[int, int]:
     p = _jax.scan_params(eqn.params)
     return p.num_consts, p.num_carry
 
 
 @register(_jax.scan_p, carries=carries, is_computed_once=True)
-def discharge_scan(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_scan(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     """A ref that the body closes over is carried if it is written, and a constant otherwise.
 
     A ref among the scanned-over operands gives each step its row: the whole ref is carried (or
@@ -32,7 +33,7 @@ def discharge_scan(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     scope = ctx.scope((p.jaxpr, args))
     constants = scope.constants
 
-    def step(loop: Any, x: Any) -> Any:
+    def step(loop: Any, x: Value) -> Any:
         carry, state = loop
         index, rows = x
         row_args = [a.row(index) if isinstance(a, Cell) else a for a in merge(xs, rows)]

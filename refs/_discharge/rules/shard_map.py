@@ -11,11 +11,12 @@ from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
+from refs._types import Eqn, Value
 from refs.errors import RefValueError
 
 
 @register(_jax.shard_map_p, runs_once=True)
-def discharge_shard_map(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_shard_map(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     [closed] = _jax.jaxprs_in(eqn.params)
     scope = ctx.scope((closed, args))
     spec_of: dict[int, Any] = {}

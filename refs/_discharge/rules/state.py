@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +17,11 @@ from refs._discharge.stored_reads import kept
 from refs._indexing.values import neutral_of
 from refs._origin import origin_of
 from refs._tracing.touch import Touch
+from refs._types import Eqn, Value
 
 
 @register(_jax.get_p)
-def discharge_get(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_get(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     cell, *leaves = args
     if isinstance(cell, Sum):
         [out] = eqn.outvars
@@ -31,7 +31,7 @@ def discharge_get(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
 
 
 @register(_jax.swap_p, touch=Touch.WRITE, returns_old=True)
-def discharge_swap(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_swap(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     cell, value, *leaves = args
     transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
     value = _jax.as_array(value)
@@ -49,7 +49,7 @@ def discharge_swap(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
 
 
 @register(_jax.addupdate_p, touch=Touch.ACCUMULATE)
-def discharge_addupdate(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_addupdate(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     cell, value, *leaves = args
     transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
     value = _jax.as_array(value)
@@ -63,14 +63,14 @@ def discharge_addupdate(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any
 
 
 @register(_jax.new_ref_p)
-def discharge_new_ref(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_new_ref(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     cell = _made_by(eqn)
     cell.write(_jax.as_array(args[0]))
     return [cell]
 
 
 @register(_jax.empty_ref_p)
-def discharge_empty_ref(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_empty_ref(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     cell = _made_by(eqn)
     ty = eqn.params["ty"]
     cell.write(jnp.zeros(ty.shape, ty.dtype))
@@ -78,7 +78,7 @@ def discharge_empty_ref(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any
 
 
 @register(_jax.freeze_p, touch=Touch.READ)
-def discharge_freeze(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_freeze(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     [cell] = args
     value = cell.read()
     cell.end("freeze", f"was frozen at {_jax.user_line(eqn)}")
@@ -86,18 +86,18 @@ def discharge_freeze(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
 
 
 @register(_jax.free_ref_p)
-def discharge_free_ref(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_free_ref(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     [cell] = args
     cell.end("free_ref", f"was freed at {_jax.user_line(eqn)}")
     return []
 
 
 @register(_jax.accum_grad_in_ref_p)
-def discharge_accum_grad_in_ref(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_accum_grad_in_ref(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     return list(args)
 
 
-def _made_by(eqn: Any) -> Cell:
+def _made_by(eqn: Eqn) -> Cell:
     [var] = eqn.outvars
     cell = Cell(None, origin_of(var.aval))
     cell.made_here = True
@@ -105,5 +105,5 @@ def _made_by(eqn: Any) -> Cell:
 
 
 @register(*_jax.passing_primitives, touch=Touch.NONE)
-def discharge_passing(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_passing(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     return [*args]

@@ -14,9 +14,10 @@ from refs._discharge.registry import register
 from refs._lanes.primitives import lane_any
 from refs._tracing.facts import Inner
 from refs._tracing.touch_analysis import touches
+from refs._types import ClosedJaxpr, Eqn, Value
 
 
-def predicate_and_body(eqn: Any) -> Inner:
+def predicate_and_body(eqn: Eqn) -> Inner:
     params, args = eqn.params, eqn.invars
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     carry = args[n_cond + n_body :]
@@ -24,13 +25,13 @@ def predicate_and_body(eqn: Any) -> Inner:
     yield _jax.as_closed(params["body_jaxpr"]), [*args[n_cond : n_cond + n_body], *carry]
 
 
-def carries(eqn: Any) -> tuple[int, int]:
+def carries(eqn: Eqn) -> tuple[int, int]:
     first = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
     return first, len(eqn.invars) - first
 
 
 @register(_jax.while_p, inner=predicate_and_body, carries=carries, is_computed_once=True)
-def discharge_while(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
+def discharge_while(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     cond_consts, body_consts = args[:n_cond], args[n_cond : n_cond + n_body]
     init = list(args[n_cond + n_body :])
@@ -39,18 +40,18 @@ def discharge_while(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     scope = ctx.scope((cond, [*cond_consts, *init]), (body, [*body_consts, *init]))
     constants = scope.constants
 
-    def test(carry: list[Any], state: list[Any]) -> tuple[Any, list[Any]]:
+    def test(carry: list[Any], state: list[Value]) -> tuple[Any, list[Any]]:
         [go_on], state = scope.run(cond, [*cond_consts, *carry], state, constants)
         return go_on, state
 
-    def step(carry: list[Any], state: list[Any]) -> tuple[list[Any], list[Any]]:
+    def step(carry: list[Any], state: list[Value]) -> tuple[list[Any], list[Any]]:
         return scope.run(body, [*body_consts, *carry], state, constants)
 
     all_lanes = ctx.lanes
     if all_lanes is not None and (all_lanes.mask is not None or all_lanes.variance.diverges(eqn)):
         # A lane that has come to its end stays as it is while others go on. One that isn't here at
         # all has nothing to say about when it ends.
-        def going(lanes: Lanes, carry: list[Any], state: list[Any]) -> tuple[Any, list[Any]]:
+        def going(lanes: Lanes, carry: list[Any], state: list[Value]) -> tuple[Any, list[Any]]:
             inputs = scope.in_lanes(constants, lanes)
             [go_on], state = scope.run(cond, [*cond_consts, *carry], state, inputs)
             return lanes.where(go_on).mask, state
@@ -87,7 +88,7 @@ def discharge_while(ctx: Context, eqn: Any, args: Sequence[Any]) -> list[Any]:
     return out
 
 
-def _writes(closed: Any) -> bool:
+def _writes(closed: ClosedJaxpr) -> bool:
     found = touches(closed)
     kinds = (*found.consts, *found.inputs, *(kind for _, kind in found.hidden))
     return any(kind.changes for kind in kinds)
