@@ -35,7 +35,7 @@ from refs._discharge.interpreter import Context as Context
 from refs._discharge.interpreter import Scope as Scope
 from refs._discharge.interpreter import merge as merge
 from refs._discharge.interpreter import split as split
-from refs._discharge.lanes import Sum
+from refs._discharge.lanes import Accumulator
 from refs._discharge.registry import Rule as Rule
 from refs._jax import AccumEffect as AccumEffect
 from refs._jax import ReadEffect as ReadEffect
@@ -85,7 +85,7 @@ def _masked(ctx: Context, args: Sequence[Value]) -> Iterator[None]:
         yield
         return
     cells = {root(c) for c in (*args, *ctx.cells.values()) if isinstance(c, Cell)}
-    before = [(c, c.read()) for c in cells if not isinstance(c, Sum) and c.ended is None]
+    before = [(c, c.read()) for c in cells if not isinstance(c, Accumulator) and c.ended is None]
     yield
     for cell, old in before:
         if cell.ended is None and (new := cell.read()) is not old:

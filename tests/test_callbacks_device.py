@@ -151,7 +151,7 @@ def test_what_a_callback_on_a_gpu_is_given():
     r = refs.new_ref(jnp.zeros(4))
     jaxpr = refs.make_jaxpr(step)(r, jnp.zeros((2, 3)))
     [eqn] = [e for e in jaxpr.jaxpr.eqns if e.primitive is ref_callback_p]
-    plan = Plan(eqn.params["host"], 1, False, ((0, 0),))
+    plan = Plan(eqn.params["spec"], 1, False, ((0, 0),))
     types = [jax.ShapeDtypeStruct((4,), "float32"), jax.ShapeDtypeStruct((2, 3), "float32")]
     # One value more goes through the call.
     handler = on_device(plan, types, n_kept=1)

@@ -52,17 +52,17 @@ INTERNAL = {
     ("several.py", "raise Busy from None"),
     ("ways.py", "raise Busy"),
     ("ways.py", "raise Busy from None"),
-    ("ways.py", "raise OtherRefs"),
-    ("ways.py", "raise OtherRefs from None"),
-    ("dispatch.py", "raise OtherRefs"),
+    ("ways.py", "raise RefsDiffer"),
+    ("ways.py", "raise RefsDiffer from None"),
+    ("dispatch.py", "raise RefsDiffer"),
     ("op_by_op.py", "raise TouchedError(ref)"),
     ("by_jax.py", "raise TouchedError(x)"),
     ("vmap.py", "raise error from None"),  # JAX's own
     ("vmap.py", "raise refused"),  # JAX has refused it before.
     ("dispatch.py", "raise ValueError"),
-    ("arguments.py", "raise OtherRefs"),
-    ("executable.py", "raise OtherTypes"),
-    ("plain.py", "raise OtherTypes"),
+    ("arguments.py", "raise RefsDiffer"),
+    ("executable.py", "raise TypesDiffer"),
+    ("plain.py", "raise TypesDiffer"),
     ("device.py", "raise passed_on(error, plan, ()) from error"),
     ("primitives.py", "raise passed_on(error, plan, roots) from error"),
 }

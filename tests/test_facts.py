@@ -9,7 +9,7 @@ from jax.extend.core import Primitive
 
 import refs
 from refs import extend
-from refs._tracing.facts import Facts, can_fail, facts_of, inner_calls, know
+from refs._tracing.facts import Facts, can_fail, declare, facts_of, inner_calls
 from refs._tracing.touch_analysis import touches
 from tests.test_jax import PRIMITIVES, X
 
@@ -43,11 +43,11 @@ def test_what_can_not_fail(name):
 def test_facts_add_up():
     p = Primitive("p")
     assert facts_of(p) == Facts()
-    know(p, can_fail=True)
-    know(p, lanes="agree")
+    declare(p, can_fail=True)
+    declare(p, lanes="agree")
     assert facts_of(p) == Facts(can_fail=True, lanes="agree")
     with pytest.raises(TypeError, match="colour"):
-        know(p, colour="red")
+        declare(p, colour="red")
 
 
 # Runs its jaxpr on the rest of its operands; the first is a number that it has for itself.

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs._indexing.sharded import layout
+from refs._indexing.sharded import mesh_sharding
 from refs._types import Buffer, RefLike
 
 
@@ -28,4 +28,4 @@ def update_native(ref: RefLike, buffer: Buffer) -> None:
 
 def sharding_of(ref: RefLike) -> Any:
     """How what the handle holds is laid out over a mesh, None without one."""
-    return ref._sharding if is_ours(ref) else layout(buffer_of(ref).sharding)
+    return ref._sharding if is_ours(ref) else mesh_sharding(buffer_of(ref).sharding)

@@ -15,7 +15,7 @@ from refs._indexing.values import fit
 from refs._types import Buffer, RefLike, Value
 
 
-def together(
+def exchange_refs(
     written: Sequence[Any],
     read: Sequence[Any],
     call: Callable[[list[Any], list[Any]], Any],
@@ -74,12 +74,12 @@ def replaced(
         _overwrite(written, held, new)
         return held, rest
 
-    return together(written, read if calls_back else [], call, calls_back)
+    return exchange_refs(written, read if calls_back else [], call, calls_back)
 
 
 def holding(refs: Sequence[RefLike], call: Callable[[], Any]) -> Any:
     """`call()`, which calls back, while these refs are taken: its callbacks can't have them."""
-    return together(refs, [], lambda held, _: (held, jax.block_until_ready(call())), True)
+    return exchange_refs(refs, [], lambda held, _: (held, jax.block_until_ready(call())), True)
 
 
 def replace(
@@ -99,7 +99,7 @@ def replace(
             _overwrite(refs, held, values)
         return held, found
 
-    return together(refs, [], call) if refs else None
+    return exchange_refs(refs, [], call) if refs else None
 
 
 def _overwrite(refs: Sequence[RefLike], held: list[Any], values: Sequence[Value]) -> None:

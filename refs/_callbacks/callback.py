@@ -15,9 +15,9 @@ import numpy as np
 from refs import _jax
 from refs._buffers.handles import sharding_of
 from refs._callbacks.eager import call_now
-from refs._callbacks.host import Host, Part
 from refs._callbacks.plan import Plan
 from refs._callbacks.primitives import host_callback_p, ref_callback_p
+from refs._callbacks.spec import CallbackSpec, Part
 from refs._handles.access import check_ref, describe
 from refs._handles.predicates import is_ref, is_view
 from refs._handles.ref import Ref, new_ref
@@ -181,7 +181,7 @@ def _call(
     rest = iter(numbers)
     parts = tuple(None if view is None else _part(view, next(rest)) for view in views)
     types, out_tree = jax.tree.flatten(result_shape_dtypes)
-    host = Host(
+    spec = CallbackSpec(
         options.what,
         callback,
         tree,
@@ -193,16 +193,16 @@ def _call(
         options.keep_old,
         options.device,
     )
-    return jax.tree.unflatten(out_tree, _bind(host, name, refs, [*in_indices, *arrays]))
+    return jax.tree.unflatten(out_tree, _bind(spec, name, refs, [*in_indices, *arrays]))
 
 
-def _bind(host: Host, name: str, refs: list[RefLike], operands: list[Value]) -> Any:
+def _bind(spec: CallbackSpec, name: str, refs: list[RefLike], operands: list[Value]) -> Any:
     """The results of the call, made now or traced."""
     if not _jax.at_top_level():
         if refs:
-            return ref_callback_p.bind(*refs, *operands, host=host)
-        return host_callback_p.bind(*operands, plan=Plan.of(host, 0), n_kept=0, is_io=host.is_io)
-    if host.device is not None:
+            return ref_callback_p.bind(*refs, *operands, spec=spec)
+        return host_callback_p.bind(*operands, plan=Plan.of(spec, 0), n_kept=0, is_io=spec.is_io)
+    if spec.device is not None:
         raise RefTypeError(f"{name} with device='gpu' at top level: call it under `refs.jit`")
     for ref in refs:
         if sharding_of(ref) is not None:
@@ -210,7 +210,7 @@ def _bind(host: Host, name: str, refs: list[RefLike], operands: list[Value]) -> 
                 f"{name} on {describe(ref)}, which is spread over devices: each has only a part of "
                 "the memory. Put it in `refs.shard_map`, where every device calls with its own part"
             )
-    return call_now(host, refs, operands)
+    return call_now(spec, refs, operands)
 
 
 def _checked_name(callback: Any, options: _Options) -> str:

@@ -61,11 +61,11 @@ def on_device(plan: Plan, types: Sequence[Aval], n_kept: int) -> Callable[..., A
     Raises:
       RefTypeError: if the call needs more than that: there is no NumPy to do it with.
     """
-    host, n = plan.host, len(types) + n_kept
+    spec, n = plan.spec, len(types) + n_kept
     is_simple = not (plan.has_mask or plan.layers or any(k for _, k in plan.rows))
-    if not is_simple or not host.takes_whole_refs:
+    if not is_simple or not spec.takes_whole_refs:
         raise RefTypeError(
-            f"{host.describe()} with device='gpu' in a lane of vmap, or on a part of a ref: it can "
+            f"{spec.describe()} with device='gpu' in a lane of vmap, or on a part of a ref: it can "
             "be given whole refs only. Pass the ref and the index, or leave `device` out"
         )
 
@@ -78,10 +78,10 @@ def on_device(plan: Plan, types: Sequence[Aval], n_kept: int) -> Callable[..., A
         ]
         refs = [arrays[root] for root, _ in plan.rows]
         rest = iter(arrays[plan.n_roots :])
-        leaves = [next(rest) if leaf is None else refs[leaf.ref] for leaf in host.leaves]
-        args, kwargs = jax.tree.unflatten(host.tree, leaves)
+        leaves = [next(rest) if leaf is None else refs[leaf.ref] for leaf in spec.leaves]
+        args, kwargs = jax.tree.unflatten(spec.tree, leaves)
         try:
-            host.callback(*args, **kwargs)
+            spec.callback(*args, **kwargs)
         except BaseException as error:
             raise passed_on(error, plan, ()) from error
         return ()

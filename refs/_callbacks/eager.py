@@ -15,10 +15,10 @@ import numpy as np
 
 from refs import _jax
 from refs._buffers.handles import is_ours
-from refs._buffers.several import together
+from refs._buffers.several import exchange_refs
 from refs._callbacks.failure import Failure, raise_failure
-from refs._callbacks.host import Host
 from refs._callbacks.plan import Plan
+from refs._callbacks.spec import CallbackSpec
 from refs._types import Buffer, RefLike, Value
 
 # Together, refs of this size are copied in the time that a call takes anyway.
@@ -30,9 +30,9 @@ def keeps_old(keep_old: bool | None, n_bytes: int) -> bool:
     return n_bytes <= MOST_KEPT if keep_old is None else keep_old
 
 
-def call_now(host: Host, refs: Sequence[RefLike], operands: Sequence[Value]) -> list[Any]:
+def call_now(spec: CallbackSpec, refs: Sequence[RefLike], operands: Sequence[Value]) -> list[Any]:
     """Calls the host, at top level; the results."""
-    plan = Plan.of(host, len(refs))
+    plan = Plan.of(spec, len(refs))
 
     # Programs may be reading the buffers still. One that is donated them comes after those; op by
     # op there is none, and what a handle of JAX's holds is not ours to donate.
@@ -55,24 +55,24 @@ def call_now(host: Host, refs: Sequence[RefLike], operands: Sequence[Value]) -> 
                 held[k] = jax.device_put(root, held[k].sharding)
         return held, results
 
-    return together(refs, [], call, calls_back=True)
+    return exchange_refs(refs, [], call, calls_back=True)
 
 
 def _run(
     plan: Plan, refs: Sequence[RefLike], roots: list[Any], operands: Sequence[Value]
 ) -> list[Any]:
-    host = plan.host
+    spec = plan.spec
     arrays = [np.asarray(x) for x in operands]
-    results = [np.empty(t.shape, t.dtype) for t in host.results]
+    results = [np.empty(t.shape, t.dtype) for t in spec.results]
     n_bytes = sum(x.nbytes for x in roots)
-    copies = [x.copy() for x in roots] if keeps_old(host.keeps_old, n_bytes) else None
+    copies = [x.copy() for x in roots] if keeps_old(spec.keeps_old, n_bytes) else None
     given = [*roots, *arrays]
     try:
         plan.runner()(given, results)
     except BaseException as error:
         if copies is not None:
             _ = [*map(np.copyto, roots, copies)]
-        raise_failure(Failure(error, host, {}), [] if copies else [*filter(is_ours, refs)])
+        raise_failure(Failure(error, spec, {}), [] if copies else [*filter(is_ours, refs)])
     return [jnp.asarray(x) for x in results]
 
 

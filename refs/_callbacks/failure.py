@@ -28,7 +28,7 @@ class Failure(NamedTuple):
     """
 
     error: BaseException
-    host: Any
+    spec: Any
     held: dict[int, Any]
 
 
@@ -44,8 +44,8 @@ def passed_on(error: BaseException, plan: Plan, roots: Sequence[Any]) -> BaseExc
     number = next(_numbers)
     while len(_failures) >= _MOST:
         _failures.pop(next(iter(_failures)), None)
-    _failures[number] = Failure(error, plan.host, held)
-    return RuntimeError(f"{plan.host.describe()} raised {error!r:.500} (refs: failure #{number})")
+    _failures[number] = Failure(error, plan.spec, held)
+    return RuntimeError(f"{plan.spec.describe()} raised {error!r:.500} (refs: failure #{number})")
 
 
 def failure_of(error: BaseException) -> Failure | None:
@@ -71,7 +71,7 @@ def raise_failure(failure: Failure, changed: Sequence[Any] = ()) -> NoReturn:
 
     `changed` are refs that have what it had written to them; the others have their old values.
     """
-    error, host = failure.error, failure.host
+    error, spec = failure.error, failure.spec
     if isinstance(error, RefError) or not isinstance(error, Exception):
         # One of ours says all; an interrupt is to be caught as one.
         error.__suppress_context__ = True  # what XLA makes of it
@@ -84,5 +84,5 @@ def raise_failure(failure: Failure, changed: Sequence[Any] = ()) -> NoReturn:
             "makes one), and what had been written by then is there"
         )
     raise CallbackError(
-        f"{host.describe()} raised {type(error).__name__}: {error}. {kept}"
+        f"{spec.describe()} raised {type(error).__name__}: {error}. {kept}"
     ) from error

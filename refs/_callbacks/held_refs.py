@@ -11,8 +11,8 @@ from typing import Any
 
 from refs import _jax
 from refs._callbacks.eager import keeps_old
-from refs._callbacks.host import Host
 from refs._callbacks.primitives import host_callback_p, ref_callback_p
+from refs._callbacks.spec import CallbackSpec
 from refs._tracing.facts import can_fail, can_fail_itself, inner_calls
 from refs._types import ClosedJaxpr
 
@@ -26,7 +26,7 @@ def uncopied(closed: ClosedJaxpr, refs: dict[Any, Any]) -> set[Any]:
     """
     held = _held_by_all(closed)
     found = {key for key in refs if held is not None and key in held}
-    flags = {host.keeps_old for host in _hosts(closed)}
+    flags = {spec.keeps_old for spec in _specs(closed)}
     flag = True if True in flags else False if False in flags else None
     n_bytes = sum(refs[key].size * refs[key].dtype.itemsize for key in found)
     return set() if keeps_old(flag, n_bytes) else found
@@ -47,7 +47,7 @@ def _held_by_all(closed: ClosedJaxpr) -> set[Any] | None:
     for eqn in jaxpr.eqns:
         found: set[Any] | None = None
         if eqn.primitive is ref_callback_p:
-            found = set(eqn.invars[: len(eqn.params["host"].origins)])
+            found = set(eqn.invars[: len(eqn.params["spec"].origins)])
         elif eqn.primitive is not _jax.shard_map_p and (calls := list(inner_calls(eqn))):
             for called, operands in calls:
                 inner = _held_by_all(called)
@@ -63,9 +63,9 @@ def _held_by_all(closed: ClosedJaxpr) -> set[Any] | None:
     return result
 
 
-def _hosts(closed: ClosedJaxpr) -> Iterator[Host]:
+def _specs(closed: ClosedJaxpr) -> Iterator[CallbackSpec]:
     for eqn in closed.jaxpr.eqns:
         if eqn.primitive is ref_callback_p:
-            yield eqn.params["host"]
+            yield eqn.params["spec"]
         for inner in _jax.jaxprs_in(eqn.params):
-            yield from _hosts(inner)
+            yield from _specs(inner)

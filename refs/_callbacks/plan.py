@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refs._callbacks.host import Host
+from refs._callbacks.spec import CallbackSpec
 from refs._types import Value
 from refs.errors import RefEscapeError
 
@@ -37,7 +37,7 @@ class Plan(NamedTuple):
         it the same. Otherwise that is one call, as where JAX maps what is the same for all.
     """
 
-    host: Host
+    spec: CallbackSpec
     n_roots: int
     has_mask: bool
     rows: tuple[tuple[int, int], ...]
@@ -46,9 +46,9 @@ class Plan(NamedTuple):
     by_lane: bool = False
 
     @staticmethod
-    def of(host: Host, n_refs: int) -> Plan:
+    def of(spec: CallbackSpec, n_refs: int) -> Plan:
         """A call outside of lanes, which is made, with refs that are no rows of others."""
-        return Plan(host, n_refs, False, tuple((k, 0) for k in range(n_refs)))
+        return Plan(spec, n_refs, False, tuple((k, 0) for k in range(n_refs)))
 
     def with_mask(self) -> Plan:
         """The same with a mask, the same in all layers if there was none."""
@@ -64,9 +64,9 @@ class Plan(NamedTuple):
         It raises RefEscapeError if the callback keeps some of that memory, which NumPy can't take
         back.
         """
-        n, depth, call = self.n_roots, len(self.layers), self.host.call
+        n, depth, call = self.n_roots, len(self.layers), self.spec.call
         # Nearly always, and then fast.
-        is_simple = self._replace(numbers=()) == Plan.of(self.host, n)
+        is_simple = self._replace(numbers=()) == Plan.of(self.spec, n)
 
         def run(operands: Sequence[Value], results: Sequence[Any]) -> None:
             before = [*map(sys.getrefcount, operands)]
@@ -116,7 +116,7 @@ class Plan(NamedTuple):
             row = tuple(int(np.ravel(i)[0]) for i in rest[:n])
             refs.append(roots[root][(*lanes, *row, ...)])
             del rest[:n]
-        self.host.call(refs, rest, results, batch)
+        self.spec.call(refs, rest, results, batch)
 
     def _call_once(self, operands: Sequence[Value], results: Sequence[Any]) -> None:
         """One call for all lanes, whose axes come first: the outermost map's first of all."""
@@ -125,11 +125,11 @@ class Plan(NamedTuple):
             for k, axis in enumerate(layer.axes):
                 if axis is not None:
                     operands[k] = np.moveaxis(operands[k], axis + depth, depth)
-                elif self.host.method == "broadcast_all":
+                elif self.spec.method == "broadcast_all":
                     x = np.expand_dims(operands[k], depth)
                     shape = (*x.shape[:depth], layer.size, *x.shape[depth + 1 :])
                     operands[k] = np.broadcast_to(x, shape)
-                elif self.host.method == "expand_dims" or k < self.n_roots + self.has_mask:
+                elif self.spec.method == "expand_dims" or k < self.n_roots + self.has_mask:
                     operands[k] = np.expand_dims(operands[k], depth)
         batch = tuple(layer.size for layer in reversed(self.layers))
         if not self.has_mask or operands[self.n_roots].all():
@@ -148,16 +148,16 @@ class Plan(NamedTuple):
 
     @property
     def is_sequential(self) -> bool:
-        return self.host.method in (None, "sequential", "sequential_unrolled")
+        return self.spec.method in (None, "sequential", "sequential_unrolled")
 
     def _escape(self, k: int) -> RefEscapeError:
         places = [i for i, (root, _) in enumerate(self.rows) if root == k]
         if places:
-            what, copy = f"the memory of {self.host.origins[places[0]].describe()}", "ref.copy()"
+            what, copy = f"the memory of {self.spec.origins[places[0]].describe()}", "ref.copy()"
         else:
             what, copy = "the memory of an argument", "argument.copy()"
         return RefEscapeError(
-            f"{self.host.describe()} keeps {what} after it has returned: from then on that memory "
+            f"{self.spec.describe()} keeps {what} after it has returned: from then on that memory "
             f"is used for other things. Keep a copy, `{copy}`"
         )
 

@@ -18,8 +18,8 @@ from jax.extend.core import Primitive
 from refs import _jax
 from refs._callbacks.device import on_device
 from refs._callbacks.failure import passed_on
-from refs._callbacks.host import Host
 from refs._callbacks.plan import Layer, Plan
+from refs._callbacks.spec import CallbackSpec
 from refs._types import Aval, Buffer, Value
 from refs.errors import MissingRuleError, RefTypeError, RefValueError
 
@@ -29,12 +29,12 @@ ref_callback_p.multiple_results = host_callback_p.multiple_results = True
 
 
 @_jax.def_effectful_abstract_eval(ref_callback_p)
-def _type_of_ref_callback(*avals: Any, host: Host) -> Any:
+def _type_of_ref_callback(*avals: Any, spec: CallbackSpec) -> Any:
     """The refs come first, each once."""
-    n = len(host.origins)
+    n = len(spec.origins)
     effects = _jax.read_and_write(n)
-    types = [_jax.varying_over(t, avals) for t in host.results]
-    return types, {*effects, _jax.io_effect} if host.is_io and not n else effects
+    types = [_jax.varying_over(t, avals) for t in spec.results]
+    return types, {*effects, _jax.io_effect} if spec.is_io and not n else effects
 
 
 @_jax.def_effectful_abstract_eval(host_callback_p)
@@ -42,15 +42,15 @@ def _type_of_host_callback(*avals: Any, plan: Plan, n_kept: int, is_io: bool) ->
     """Operands: the roots, the values that are kept, the others. Results: likewise."""
     sizes = tuple(layer.size for layer in reversed(plan.layers))
     n_state = plan.n_roots + n_kept
-    results = [t.update(shape=(*sizes, *t.shape)) for t in plan.host.results]
+    results = [t.update(shape=(*sizes, *t.shape)) for t in plan.spec.results]
     results = [_jax.varying_over(t, avals) for t in results]
     return [*avals[:n_state], *results], {_jax.io_effect} if is_io else set()
 
 
-def _discharge(*values: Any, host: Host) -> Any:
+def _discharge(*values: Any, spec: CallbackSpec) -> Any:
     """By JAX's own interpreter, outside of our transformations."""
-    plan = Plan.of(host, len(host.origins))
-    return host_callback_p.bind(*values, plan=plan, n_kept=0, is_io=host.is_io)
+    plan = Plan.of(spec, len(spec.origins))
+    return host_callback_p.bind(*values, plan=plan, n_kept=0, is_io=spec.is_io)
 
 
 _jax.register_native_discharge(ref_callback_p, _discharge)
@@ -59,16 +59,16 @@ _jax.register_native_discharge(ref_callback_p, _discharge)
 @host_callback_p.def_impl
 def _evaluate(*operands: Value, **params: Any) -> Any:
     """Run op by op: on copies of the roots, as nobody has said that they may be overwritten."""
-    host, key = params["plan"].host, tuple(params.items())
-    if key not in host.compiled:
-        host.compiled[key] = jax.jit(lambda *args: host_callback_p.bind(*args, **params))
+    spec, key = params["plan"].spec, tuple(params.items())
+    if key not in spec.compiled:
+        spec.compiled[key] = jax.jit(lambda *args: host_callback_p.bind(*args, **params))
     with jax.disable_jit(False):  # It would come back to us.
-        return jax.block_until_ready(host.compiled[key](*operands))
+        return jax.block_until_ready(spec.compiled[key](*operands))
 
 
 def _refuse_derivatives(plan: Plan, **_: Any) -> Any:
     raise RefTypeError(
-        f"{plan.host.describe()} in a function that is differentiated with respect to what it is "
+        f"{plan.spec.describe()} in a function that is differentiated with respect to what it is "
         "given: what Python does can't be differentiated. Give the function around it a rule "
         "(`jax.custom_vjp`), or pass `jax.lax.stop_gradient(x)`"
     )
@@ -86,18 +86,18 @@ def _batch(
     n_kept: int,
     is_io: bool,
 ) -> Any:
-    host = plan.host
+    spec = plan.spec
     if not plan.by_lane and all(axis is None for axis in axes):
         out = host_callback_p.bind(*operands, plan=plan, n_kept=n_kept, is_io=is_io)
         return out, [None for _ in out]
-    if host.method is None and not host.is_io:
+    if spec.method is None and not spec.is_io:
         raise MissingRuleError(
-            f"vmap of {host.describe()}: say how it is mapped, vmap_method='sequential' (called "
+            f"vmap of {spec.describe()}: say how it is mapped, vmap_method='sequential' (called "
             "for one lane after the other), 'expand_dims' or 'broadcast_all' (once for all)"
         )
-    if not plan.is_sequential and not host.takes_whole_refs:
+    if not plan.is_sequential and not spec.takes_whole_refs:
         raise RefTypeError(
-            f"vmap of {host.describe()}: with vmap_method={host.method!r} it is called once for "
+            f"vmap of {spec.describe()}: with vmap_method={spec.method!r} it is called once for "
             "all lanes, and can't be given a part of a ref in each. Pass the ref and the index, or "
             "use 'sequential'"
         )
@@ -111,7 +111,7 @@ def _batch(
     plan = plan._replace(layers=(*plan.layers, Layer(size, tuple(axes))), by_lane=False)
     operands = (*roots, *operands[plan.n_roots :])
     out = host_callback_p.bind(*operands, plan=plan, n_kept=n_kept, is_io=is_io)
-    return out, [*root_axes, *(0 for _ in host.results)]
+    return out, [*root_axes, *(0 for _ in spec.results)]
 
 
 _jax.register_batching(host_callback_p, _batch)
@@ -126,10 +126,10 @@ def _on_buffers(
     n_operands, n_state = len(types), plan.n_roots + n_kept
     if platform != "cpu":
         given = [*types[: plan.n_roots], *types[n_state:]]
-        return (on_device(plan, given, n_kept), n_state) if plan.host.device == "gpu" else None
-    if plan.host.device == "gpu":
+        return (on_device(plan, given, n_kept), n_state) if plan.spec.device == "gpu" else None
+    if plan.spec.device == "gpu":
         raise RefTypeError(
-            f"{plan.host.describe()} with device='gpu', in a program for the CPU: there its arrays "
+            f"{plan.spec.describe()} with device='gpu', in a program for the CPU: there its arrays "
             "are NumPy's. Leave `device` out"
         )
 
@@ -167,7 +167,7 @@ def _staged(*operands: Value, plan: Plan, n_kept: int, is_io: bool) -> Any:
     given = [*operands[: plan.n_roots], *operands[n_state:]]
     sizes = tuple(layer.size for layer in reversed(plan.layers))
     like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given[: plan.n_roots]]
-    like += [jax.ShapeDtypeStruct((*sizes, *t.shape), t.dtype) for t in plan.host.results]
+    like += [jax.ShapeDtypeStruct((*sizes, *t.shape), t.dtype) for t in plan.spec.results]
 
     def call(*arrays: Any) -> Any:
         operands = [np.array(x) for x in arrays]
@@ -186,7 +186,7 @@ def _staged(*operands: Value, plan: Plan, n_kept: int, is_io: bool) -> Any:
 def _check_devices(n: int, *, plan: Plan, **_: Any) -> None:
     if n > 1:
         raise RefValueError(
-            f"{plan.host.describe()} in a program that XLA spreads over {n} devices: each has only "
+            f"{plan.spec.describe()} in a program that XLA spreads over {n} devices: each has only "
             "a part of the memory. Put it in `refs.shard_map`, where every device calls with its "
             "own part"
         )

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from refs import _jax
 from refs._callbacks.primitives import host_callback_p
 from refs._discharge.cells import Cell, Row, root
-from refs._discharge.concerned import rule_of
-from refs._discharge.lanes import Lanes, Sum
-from refs._discharge.late_rules import Bindings, Frame, late, untouched
+from refs._discharge.lanes import Accumulator, Lanes
+from refs._discharge.rule_choice import rule_of
+from refs._discharge.rule_closures import Bindings, Frame, late, untouched
 from refs._handles.access import describe
 from refs._tracing import derivative_rules, touch_analysis
 from refs._tracing.derivative_rules import has_custom_vjp
@@ -213,9 +213,9 @@ class Scope:
                         touched.append((cell, kind))
         # Rows of one ref may be the same row, or the ref itself may be here too: then it is the
         # ref that is state, and its rows are read and written within it.
-        sums = {id(cell.ref): cell.ref for cell, _ in touched if isinstance(cell, Sum)}
+        sums = {id(cell.ref): cell.ref for cell, _ in touched if isinstance(cell, Accumulator)}
         self.sums = list(sums.values())
-        touched = [(cell, kind) for cell, kind in touched if not isinstance(cell, Sum)]
+        touched = [(cell, kind) for cell, kind in touched if not isinstance(cell, Accumulator)]
         self.portable &= not self.sums
         sharing: dict[int, set[int]] = {}
         for cell, _ in touched:
@@ -262,12 +262,12 @@ class Scope:
         constants: Sequence[Value],
         sums: Sequence[Any] | None = None,
         is_silent: bool = False,
-    ) -> Inside:
+    ) -> InnerScope:
         """A body, in which the cells hold these values, and `sums` stand for those outside.
 
         Nothing is added to one that is None, and with `is_silent` to none.
         """
-        return Inside(self._ctx, self, state, constants, sums, is_silent)
+        return InnerScope(self._ctx, self, state, constants, sums, is_silent)
 
     def function(self, closed: ClosedJaxpr, args: Sequence[Value]) -> Callable[..., Any]:
         """One of the jaxprs as `f(arrays, state, constants) -> (outputs, new state)`."""
@@ -294,7 +294,7 @@ class Scope:
         return self.enter(state, constants).run(closed, args)
 
 
-class Inside:
+class InnerScope:
     """The inside of a body: its own context and cells."""
 
     def __init__(
@@ -337,7 +337,7 @@ class Inside:
         self.ctx.cells = {
             ref: self.cell(cell)
             for ref, cell in ctx.cells.items()
-            if isinstance(cell, Sum) or id(cell) in inner_of
+            if isinstance(cell, Accumulator) or id(cell) in inner_of
         }
 
     @property
@@ -364,7 +364,7 @@ class _Counterparts(NamedTuple):
 
     def cell(self, outer: Cell) -> Cell:
         """The cell, inside, of an outer cell."""
-        if isinstance(outer, Sum):
+        if isinstance(outer, Accumulator):
             ref = self.sum_of.get(id(outer.ref), outer.ref)
             return outer.of(outer.ref if ref is None else ref, self.is_silent or ref is None)
         if isinstance(outer, Row) and id(outer) not in self.inner_of:

@@ -18,8 +18,8 @@ from refs._discharge.cells import Cell
 from refs._indexing.index import Index
 from refs._indexing.syntax import Span
 from refs._indexing.values import neutral_of
+from refs._lanes.lane_analysis import LaneAnalysis
 from refs._lanes.primitives import lane_update
-from refs._lanes.variance import Variance
 from refs._types import RefLike, Value
 
 
@@ -27,12 +27,12 @@ class Lanes(NamedTuple):
     """What an interpretation knows of the lanes that it runs in.
 
     Attributes:
-      variance: where they may part.
+      analysis: where they may part.
       lane: a scalar that is batched.
       mask: whether this lane takes part, or None where all do.
     """
 
-    variance: Variance
+    analysis: LaneAnalysis
     lane: Value
     mask: Value = None
 
@@ -43,7 +43,7 @@ class Lanes(NamedTuple):
 
     def inside(self, operands: Sequence[Value]) -> Lanes:
         """The same, in a body that was given `operands`."""
-        return Lanes(self.variance, *operands)
+        return Lanes(self.analysis, *operands)
 
     def where(self, flag: Value) -> Lanes:
         """The same, for the lanes of these for which `flag` is true."""
@@ -55,7 +55,7 @@ class Lanes(NamedTuple):
         return new if self.mask is None else jnp.where(self.mask, new, old)
 
 
-class Sum(Cell):
+class Accumulator(Cell):
     """A ref that the lanes share and only accumulate into, by `method`. It is never read.
 
     Its cell holds no value. Each contribution goes to the ref itself, in the trace in which the
@@ -78,15 +78,15 @@ class Sum(Cell):
         self.ref, self.prefix, self.is_silent = ref, prefix, is_silent
         self.method: str = method
 
-    def row(self, index: Any) -> Sum:
+    def row(self, index: Any) -> Accumulator:
         prefix = (*self.prefix, index)
-        row = Sum(self.ref, self.origin, self.method, prefix, self.is_silent)
+        row = Accumulator(self.ref, self.origin, self.method, prefix, self.is_silent)
         row.target = self.target
         return row
 
-    def of(self, ref: RefLike, is_silent: bool) -> Sum:
+    def of(self, ref: RefLike, is_silent: bool) -> Accumulator:
         """The same place in what the ref is called inside a function that it is passed to."""
-        same = Sum(ref, self.origin, self.method, self.prefix, self.is_silent or is_silent)
+        same = Accumulator(ref, self.origin, self.method, self.prefix, self.is_silent or is_silent)
         same.target = self.target
         return same
 

@@ -19,11 +19,11 @@ from typing import Any
 
 from refs import _jax
 from refs._discharge.cells import Cell
-from refs._discharge.concerned import concerns_refs
 from refs._discharge.interpreter import Context
-from refs._discharge.late_rules import is_open
+from refs._discharge.operation_cache import call, made_of
 from refs._discharge.program import Program
-from refs._discharge.recurring import call, made_of
+from refs._discharge.rule_choice import concerns_refs
+from refs._discharge.rule_closures import is_open
 from refs._handles import access
 from refs._handles.predicates import is_ref
 from refs._handles.ref_type import RefType

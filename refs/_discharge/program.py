@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
-from refs._discharge.lanes import Lanes, Sum
+from refs._discharge.lanes import Accumulator, Lanes
 from refs._handles import access
 from refs._handles.predicates import is_ref
-from refs._lanes.variance import Contents
+from refs._lanes.lane_analysis import Contents
 from refs._origin import origin_of
 from refs._tracing import derivative_rules, touch_analysis
 from refs._tracing.touch_analysis import Touch
@@ -115,13 +115,13 @@ def run_in_lanes(
     touches, _ = program.touches({}, Touch.READ)
     origins = [origin_of(_jax.typeof(ref)) for ref in refs]
     contents = [Contents(o, False, touch) for o, touch in zip(origins, touches, strict=True)]
-    variance = lanes.variance.again()
-    variance.run(program.jaxpr, program.by_identity(contents), [True] * len(inputs))
+    analysis = lanes.analysis.again()
+    analysis.run(program.jaxpr, program.by_identity(contents), [True] * len(inputs))
     cells = [
-        Sum(ref, origin, touch.method) if touch.method else Cell(access.get(ref), origin)
+        Accumulator(ref, origin, touch.method) if touch.method else Cell(access.get(ref), origin)
         for ref, origin, touch in zip(refs, origins, touches, strict=True)
     ]
-    ctx = Context(lanes=lanes._replace(variance=variance), held=Touch.READ)
+    ctx = Context(lanes=lanes._replace(analysis=analysis), held=Touch.READ)
     out = program.run(ctx, cells, inputs, arrays)
     for ref, cell, touch in zip(refs, cells, touches, strict=True):
         if touch.changes and not touch.method:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from refs._tracing.facts import know
+from refs._tracing.facts import declare
 from refs._types import Eqn, Primitive, Value
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def register(*primitives: Any, **facts: Any) -> Callable[[_R], _R]:
     """
 
     def registering(rule: _R) -> _R:
-        know(*primitives, **facts)
+        declare(*primitives, **facts)
         for primitive in primitives:
             _rules[primitive] = rule
         return rule

@@ -15,7 +15,7 @@ from refs._types import Value
 READ = "refs.read"
 
 
-def kept(ctx: Context, cell: Cell, value: Value) -> Any:
+def stored(ctx: Context, cell: Cell, value: Value) -> Any:
     """A value read from a cell, by a name under which it is stored if that saves the whole ref."""
     saves = ctx.keeps_reads and cell.changes and 2 * value.size <= cell.read().size
     if not saves:

@@ -20,7 +20,7 @@ from refs._buffers import exchange
 from refs._handles import access, members
 from refs._handles.ref_type import RefType
 from refs._handles.view import ViewMaker
-from refs._indexing.sharded import layout
+from refs._indexing.sharded import mesh_sharding
 from refs._indexing.syntax import as_tuple
 from refs._origin import Origin, user_site
 from refs._types import Aval, DType, Indexer, PyTree, RefLike, Value
@@ -41,7 +41,7 @@ class _Fields(_jax.NativeRef):
         self._lost: str | None = None
         # Fixed for life, and asked for in each operation: no properties.
         self._shape, self._dtype = aval.shape, aval.dtype
-        self._sharding = layout(buf.sharding)
+        self._sharding = mesh_sharding(buf.sharding)
         self._is_plain = self._sharding is None and not _jax.is_key(aval.dtype)
         self._cell = [_jax.unwrap_keys(buf)]
         # Programs for one device ask by this name, and find none of a ref on a mesh.

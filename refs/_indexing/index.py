@@ -73,7 +73,7 @@ class Index(NamedTuple):
         entries = [e if isinstance(e, NewAxis) else next(located) for e in entries]
         with_arrays = any(is_array(d) for d in dims)
         int_shape = _int_shape(dims)
-        taken_shape, int_axes = taken(dims, int_shape)
+        taken_shape, int_axes = indexed_shape(dims, int_shape)
         flip = tuple(
             axis
             for axis, span in zip(
@@ -92,11 +92,11 @@ class Index(NamedTuple):
             for k, e in enumerate(entries)
             if with_arrays and not isinstance(e, NewAxis | Span | Reversed)
         ]
-        together = not advanced or advanced == list(range(advanced[0], advanced[-1] + 1))
+        are_adjacent = not advanced or advanced == list(range(advanced[0], advanced[-1] + 1))
         sizes: list[int] = []
         axes: list[int] = []
         basic_axes = iter(a for a in range(len(taken_shape)) if a not in int_axes)
-        if not together:
+        if not are_adjacent:
             sizes += int_shape
             axes += int_axes
         for k, entry in enumerate(entries):
@@ -105,7 +105,7 @@ class Index(NamedTuple):
             elif isinstance(entry, Span | Reversed):
                 axes.append(next(basic_axes))
                 sizes.append(taken_shape[axes[-1]])
-            elif together and advanced and k == advanced[0]:
+            elif are_adjacent and advanced and k == advanced[0]:
                 sizes += int_shape
                 axes += int_axes
         return Index(shape, dims, taken_shape, flip, tuple(axes), tuple(sizes))
@@ -113,7 +113,7 @@ class Index(NamedTuple):
     @staticmethod
     def of_dims(dims: Sequence[Any], shape: Sequence[int]) -> Index:
         """The index that JAX's own indexer stands for."""
-        taken_shape, _ = taken(tuple(dims), _int_shape(dims))
+        taken_shape, _ = indexed_shape(tuple(dims), _int_shape(dims))
         return Index(
             tuple(shape), tuple(dims), taken_shape, (), tuple(range(len(taken_shape))), taken_shape
         )
@@ -126,7 +126,7 @@ class Index(NamedTuple):
     @property
     def int_axes(self) -> tuple[int, ...]:
         """Which axes of the taken value are theirs."""
-        return taken(self.dims, self.int_shape)[1]
+        return indexed_shape(self.dims, self.int_shape)[1]
 
     @property
     def axes(self) -> list[int | None]:
@@ -333,14 +333,14 @@ def _int_shape(dims: Sequence[Any]) -> tuple[int, ...]:
         ) from None
 
 
-def taken(
+def indexed_shape(
     dims: Sequence[Any], int_shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shape that JAX's indexer gives, and which of its axes come from integer arrays."""
     spans = [d.span if isinstance(d, Reversed) else d for d in dims]
     sizes = tuple(d.size for d in spans if isinstance(d, Span))
     ints = [k for k, d in enumerate(spans) if not isinstance(d, Span)]
-    together = not ints or ints == list(range(ints[0], ints[-1] + 1))
-    at = ints[0] if ints and together else 0
+    are_adjacent = not ints or ints == list(range(ints[0], ints[-1] + 1))
+    at = ints[0] if ints and are_adjacent else 0
     shape = sizes[:at] + int_shape + sizes[at:]
     return shape, tuple(range(at, at + len(int_shape)))

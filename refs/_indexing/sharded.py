@@ -11,7 +11,7 @@ from refs import _jax
 from refs._types import RefLike, Sharding, Value
 
 
-def layout(sharding: Sharding | None) -> Any:
+def mesh_sharding(sharding: Sharding | None) -> Any:
     """A sharding as what has it is to keep it, None where there is but one: on a single device."""
     return None if isinstance(sharding, jax.sharding.SingleDeviceSharding) else sharding
 

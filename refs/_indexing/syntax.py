@@ -69,8 +69,8 @@ def expand(idx: Indexer, shape: tuple[int, ...]) -> list[Any]:
         alone = not any(isinstance(e, _Mask) or getattr(e, "ndim", 0) for e in entries)
         entries = [e for e in entries if not isinstance(e, _Everything)]
         if alone:  # Where they and integers stand, in front if there is something between them.
-            together = places[-1] - places[0] == len(places) - 1
-            entries.insert(places[0] if together else 0, NewAxis())
+            are_adjacent = places[-1] - places[0] == len(places) - 1
+            entries.insert(places[0] if are_adjacent else 0, NewAxis())
     used = sum(1 for e in entries if not isinstance(e, NewAxis) and e is not ...)
     if used > len(shape):
         raise RefIndexError(f"too many indices: {used} for an array of shape {shape}")

@@ -70,7 +70,7 @@ def must_run(eqn: Eqn) -> bool:
     not if it is overwritten.
     """
     if eqn.primitive is host_callback_p:
-        return eqn.params["plan"].host.is_io
+        return eqn.params["plan"].spec.is_io
     return any(_has_calls(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
 
 

@@ -12,7 +12,7 @@ from refs._transactions.transaction import Transaction, links_of
 from refs._types import Value
 
 
-class OtherRefs(Exception):
+class RefsDiffer(Exception):
     """A call's refs are other ones, of one another or of those closed over, than in a program."""
 
 
@@ -27,9 +27,9 @@ class Arguments:
       is_bare: whether the leaves are just the refs that are written, each once.
       reads: whether there are refs that a call only reads.
       written_of, read_of: give the refs that a call with these leaves writes, or only reads. The
-        first raises OtherRefs where refs are not the same ones, of one another and of those closed
+        first raises RefsDiffer where refs are not the same ones, of one another and of those closed
         over, as in this program.
-      kept_of, donated_of: give those arrays.
+      undonated_of, donated_of: give those arrays.
     """
 
     def __init__(self, t: Transaction, call: Call, donated: Sequence[bool]):
@@ -60,14 +60,14 @@ class Arguments:
                     and all(_is_like(flat[i], kind) for i, kind in idle)
                 ):
                     return pick(flat)
-                raise OtherRefs
+                raise RefsDiffer
 
             self.written_of = checked
         self.read_of, self.reads = self._picker_of_refs(t.read), bool(t.read)
         arrays = [k for k, number in enumerate(call.ref_places) if number is None]
-        self.kept = [k for k in arrays if not donated[k]]
+        self.undonated = [k for k in arrays if not donated[k]]
         self.donated = [k for k in arrays if donated[k]]
-        self.kept_of, self.donated_of = _picker(self.kept), _picker(self.donated)
+        self.undonated_of, self.donated_of = _picker(self.undonated), _picker(self.donated)
         self.is_bare = not (repeated or linked or idle or arrays or t.read) and [
             s.argument for s in t.written
         ] == [*range(len(call.ref_places))]
@@ -94,16 +94,16 @@ class Arguments:
         """That a careful call's refs are such as a program is for, by all but their types.
 
         Those the compiled function compares; but one ref in two places it would be donated twice.
-        Handles of JAX's own are left to `Programs.settle`.
+        Handles of JAX's own are left to `Programs.find_or_make`.
 
         Raises:
-          OtherRefs: if they are not.
+          RefsDiffer: if they are not.
         """
         refs = self.refs_of(flat)
         if len({*map(id, refs)}) < len(refs) or not all(
             type(r) is Ref and r._end is None and r._sharding is None for r in refs
         ):
-            raise OtherRefs
+            raise RefsDiffer
 
 
 def _picker(places: Sequence[int]) -> Callable[[Any], Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from refs import _jax
 from refs._buffers.exchange import Busy, wait
-from refs._jit.arguments import OtherRefs
+from refs._jit.arguments import RefsDiffer
 from refs._jit.ways import RETRY
 from refs._types import PyTreeDef
 
@@ -27,7 +27,7 @@ class NoForm:
 
     @staticmethod
     def call(form: Any, flat: list[Any], args: Any, kwargs: Any) -> Any:
-        raise OtherRefs
+        raise RefsDiffer
 
 
 def dispatcher(programs: Programs) -> Callable[..., Any]:
@@ -70,7 +70,7 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
             return bound(*args[1:], **kwargs)
         attempt = misses = 0
         while True:
-            form, flat = programs.settle(static, rest_args, rest_kwargs)
+            form, flat = programs.find_or_make(static, rest_args, rest_kwargs)
             try:
                 result = form.run(form, flat, args, kwargs)
             except Busy:

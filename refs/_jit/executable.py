@@ -28,7 +28,7 @@ class Options(NamedTuple):
     compiler_options: dict[str, Any] | None
 
 
-class OtherTypes(Exception):
+class TypesDiffer(Exception):
     """A compiled function was called with types that its program wasn't traced for."""
 
 
@@ -53,7 +53,7 @@ class Executable:
     that fits. Arrays of PRNG keys go in and out as bits.
 
     Attributes:
-      compiled: the function. With other types than at first it raises OtherTypes.
+      compiled: the function. With other types than at first it raises TypesDiffer.
       compiled_undonated: the same, donating nothing.
     """
 
@@ -72,12 +72,12 @@ class Executable:
             s: ref_type(r).dtype for s, r in zip(slots, t.refs(slots, call.refs), strict=True)
         }
         expected: list[Any] = []
-        order = {k: j for j, k in enumerate([*arguments.kept, *arguments.donated])}
+        order = {k: j for j, k in enumerate([*arguments.undonated, *arguments.donated])}
         arrays = sorted(order)
 
         # It doesn't hold what holds it: the entry, and with that the refs.
-        def pure(state: Any, constants: Any = (), kept: Any = (), donated: Any = ()) -> Any:
-            flat, tree = jax.tree.flatten((state, constants, kept, donated))
+        def pure(state: Any, constants: Any = (), undonated: Any = (), donated: Any = ()) -> Any:
+            flat, tree = jax.tree.flatten((state, constants, undonated, donated))
             # What a ref holds may be weakly typed, in JAX's own handles, and strongly later.
             n = len(state) + len(constants)
             strong = [_jax.type_in_jit(x)._replace(weak_type=None) for x in flat[:n]]
@@ -85,8 +85,8 @@ class Executable:
             if not expected:
                 expected.append(types)
             if expected[0] != types or _jax.is_jit_disabled():
-                raise OtherTypes
-            given = [*kept, *donated]
+                raise TypesDiffer
+            given = [*undonated, *donated]
             leaves = [given[order[k]] for k in arrays]
             return call_in_place(run, state, constants, leaves)
 
@@ -125,7 +125,7 @@ class Executable:
         a = self._arguments
         if a.is_bare:
             return (state,)
-        return state, constants if a.reads else (), a.kept_of(flat), a.donated_of(flat)
+        return state, constants if a.reads else (), a.undonated_of(flat), a.donated_of(flat)
 
 
 def _shardings(t: Transaction, arguments: Arguments, call: Call, options: Options) -> Any:
@@ -133,7 +133,7 @@ def _shardings(t: Transaction, arguments: Arguments, call: Call, options: Option
     if options.in_shardings is not None:
         flat = shardings_of_arguments(options.in_shardings, call.tree)
         if not arguments.is_bare:
-            of_arrays = arguments.kept_of(flat), arguments.donated_of(flat)
+            of_arrays = arguments.undonated_of(flat), arguments.donated_of(flat)
             found["in_shardings"] = (None, None, *of_arrays)
     state = [sharding_of(r) for r in t.refs(t.written, call.refs)]
     shardings = state if any(s is not None for s in state) else None

@@ -18,14 +18,14 @@ from refs import _jax
 from refs._callbacks.held_refs import calls_host
 from refs._handles.predicates import is_ref
 from refs._inplace.in_place import call_in_place
-from refs._jit.executable import OtherTypes
+from refs._jit.executable import TypesDiffer
 from refs._tracing.touch_analysis import Touch, uses_refs
 from refs._tracing.trace import Trace, advised, strip_refs
 from refs._transactions.signature import Choice
 from refs._transactions.transaction import Transaction
 
 # Gives a function that somebody else holds.
-Held = Callable[[], Callable[..., Any]]
+GetFun = Callable[[], Callable[..., Any]]
 
 
 class Plain:
@@ -40,20 +40,20 @@ class Plain:
       captured: the values of an enclosing trace that it closes over.
       effectful_jaxpr: with its own refs, where it has some.
       compiled: the function under `jax.jit`, with all of the user's keywords. Where it would have
-        to be traced anew it raises `OtherTypes`: with other types of arguments it may touch refs.
+        to be traced anew it raises `TypesDiffer`: with other types of arguments it may touch refs.
     """
 
     is_plain = True
 
     def __init__(
         self,
-        held: Held,
+        get_fun: GetFun,
         static: Any,
         flatten: Callable[..., Any],
         chosen: Choice,
         keywords: Mapping[str, Any],
     ):
-        self._held, self._chosen, self._keywords = held, chosen, keywords
+        self._get_fun, self._chosen, self._keywords = get_fun, chosen, keywords
         self.static, self.is_alone, self.flatten = static, True, flatten
         self.captured: Sequence[Any] = ()
         self.effectful_jaxpr: Any = None
@@ -61,11 +61,11 @@ class Plain:
         self._returned: list[Any] = []
         returned = self._returned
 
-        @_wraps(held)
+        @_wraps(get_fun)
         def traced(*args: Any, **kwargs: Any) -> Any:
             if _asking.get() is not asks:
-                raise OtherTypes
-            result = held()(*args, **kwargs)
+                raise TypesDiffer
+            result = get_fun()(*args, **kwargs)
             leaves, tree = jax.tree.flatten(result)
             if not any(map(is_ref, leaves)):
                 return result
@@ -73,7 +73,7 @@ class Plain:
             returned[:] = tree, tuple(markers)
             return arrays, new
 
-        traced.__name__ = _jax.fun_name(held())
+        traced.__name__ = _jax.fun_name(get_fun())
         static_ones = chosen.keywords("static")
         # Shardings are those of the result as it stands, refs included, which `traced` doesn't
         # always return. It is traced once for both: JAX finds the trace by the function.
@@ -112,7 +112,7 @@ class Plain:
             return None
         captured = self.captured
 
-        @_wraps(self._held)
+        @_wraps(self._get_fun)
         def pure(*args: Any, **kwargs: Any) -> Any:
             _, args, kwargs = self._chosen.split(args, kwargs)
             leaves = [*captured, *jax.tree.leaves((args, kwargs))]
@@ -140,13 +140,13 @@ class Plain:
             _asking.reset(token)
 
 
-def _wraps(held: Held) -> Callable[..., Any]:
+def _wraps(get_fun: GetFun) -> Callable[..., Any]:
     """`functools.wraps`, which doesn't keep a function alive that somebody else holds."""
 
     def wrap(wrapper: Any) -> Any:
-        functools.update_wrapper(wrapper, held())
-        if isinstance(held, weakref.ref):
-            wrapper.__wrapped__ = weakref.proxy(held())
+        functools.update_wrapper(wrapper, get_fun())
+        if isinstance(get_fun, weakref.ref):
+            wrapper.__wrapped__ = weakref.proxy(get_fun())
         return wrapper
 
     return wrap

@@ -19,7 +19,7 @@ from refs._handles.ref import Ref
 from refs._jit.dispatch import NoForm, dispatcher
 from refs._jit.entry import Entry
 from refs._jit.executable import Options
-from refs._jit.plain import Held, Plain
+from refs._jit.plain import GetFun, Plain
 from refs._jit.stages import Lowered, Traced
 from refs._jit.ways import carefully, prepare
 from refs._tracing.trace import Call, Trace, ref_type
@@ -41,13 +41,13 @@ def compiled(
     long as it lives; nor what users get, so that all goes at once.
     """
     is_shared = type(fun) is types.FunctionType
-    held: Any = weakref.ref(fun) if is_shared else lambda: fun
+    get_fun: Any = weakref.ref(fun) if is_shared else lambda: fun
     key = (static, donate, options)
     try:
         known = _known.of([fun]) if is_shared else {}
-        programs, shared = known.get(key) or known.setdefault(key, _made(held, *key))
+        programs, shared = known.get(key) or known.setdefault(key, _made(get_fun, *key))
     except TypeError:  # Shardings in a dictionary have no hash.
-        programs, shared = _made(held, *key)
+        programs, shared = _made(get_fun, *key)
     call: Any = types.FunctionType(shared.__code__, shared.__globals__, closure=shared.__closure__)
     functools.update_wrapper(call, fun)
     call.__dict__ = _Methods(call.__dict__)
@@ -75,8 +75,8 @@ class Programs:
     `fun` gives the function, which is held by those who call it.
     """
 
-    def __init__(self, fun: Held, static: Choice, donate: Choice, options: Options):
-        self._held, self._static, self._donate, self._options = fun, static, donate, options
+    def __init__(self, fun: GetFun, static: Choice, donate: Choice, options: Options):
+        self._get_fun, self._static, self._donate, self._options = fun, static, donate, options
         self.has_static = bool(static.nums or static.names)
         self._entries: dict[Any, list[Any]] = {}  # each an `Entry` or a `Plain`
         self._inner: dict[Any, Plain] = {}  # for calls in a trace, where it touches refs
@@ -88,7 +88,7 @@ class Programs:
 
     @property
     def _fun(self) -> Callable[..., Any]:
-        return self._held()
+        return self._get_fun()
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Lowers the function for arguments like these."""
@@ -175,7 +175,7 @@ class Programs:
         except (TypeError, OverflowError):  # something that is no array
             return NoForm, flat
 
-    def settle(self, static: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+    def find_or_make(self, static: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
         """The entry for any arguments, made if need be, and its refs ready to be taken."""
         call = Call.of(args, kwargs)
         entry = self._entry(static, call)
@@ -279,7 +279,7 @@ class Programs:
 
     def _plain(self, static: Static | None, call: Call) -> Plain:
         keywords = self._donate.keywords("donate") | self._options._asdict()
-        return Plain(self._held, static, call.tree.flatten_up_to, self._static, keywords)
+        return Plain(self._get_fun, static, call.tree.flatten_up_to, self._static, keywords)
 
     def _traced(self, static: Static | None, call: Call) -> tuple[Plain, Trace | None]:
         """A `Plain`, and its trace if that has refs which it can't do without."""

@@ -16,17 +16,17 @@ import jax.numpy as jnp
 
 from refs import _jax
 from refs._buffers.exchange import Busy, exchange, exchange_one
-from refs._buffers.several import together
+from refs._buffers.several import exchange_refs
 from refs._buffers.signals import without_signals
 from refs._callbacks.failure import failure_of, raise_failure
-from refs._jit.arguments import OtherRefs
+from refs._jit.arguments import RefsDiffer
 from refs._jit.entry import Entry
-from refs._jit.executable import OtherTypes
+from refs._jit.executable import TypesDiffer
 from refs._types import Value
 
-# Raised when a call must be retried: with another compiled form (OtherRefs, OtherTypes), or once
+# Raised when a call must be retried: with another compiled form (RefsDiffer, TypesDiffer), or once
 # the buffers are free (Busy).
-RETRY = (Busy, OtherRefs, OtherTypes)
+RETRY = (Busy, RefsDiffer, TypesDiffer)
 
 _get_cell = attrgetter("_cell")
 _get_device_cell = attrgetter("_device_cell")
@@ -43,7 +43,7 @@ def prepare(entry: Entry) -> None:
 
 
 def _unknown(entry: Entry, flat: list[Any], args: Any, kwargs: Any) -> Any:
-    raise OtherRefs
+    raise RefsDiffer
 
 
 def _first(entry: Entry, flat: list[Any], args: Any, kwargs: Any) -> Any:
@@ -73,18 +73,18 @@ def _quickly(entry: Entry) -> Callable[..., Any]:
 def _over_one(entry: Entry) -> Callable[..., Any]:
     arguments, compiled, is_direct = entry.arguments, entry.executable.compiled, entry.is_direct
     is_bare, written_of = arguments.is_bare, arguments.written_of
-    kept_of, donated_of = arguments.kept_of, arguments.donated_of
+    undonated_of, donated_of = arguments.undonated_of, arguments.donated_of
 
     def call(entry: Entry, flat: list[Any], args: Any, kwargs: Any) -> Any:
         try:
             cell = (flat if is_bare else written_of(flat))[0]._device_cell
         except AttributeError:
-            raise OtherRefs from None
+            raise RefsDiffer from None
         try:
             if is_bare:
                 rest = exchange_one(cell, compiled)
             else:
-                rest = exchange_one(cell, compiled, (), kept_of(flat), donated_of(flat))
+                rest = exchange_one(cell, compiled, (), undonated_of(flat), donated_of(flat))
         except BaseException as error:
             after_failure(entry, error, flat)
             raise
@@ -97,7 +97,11 @@ def _over_several(entry: Entry) -> Callable[..., Any]:
     arguments, compiled, is_direct = entry.arguments, entry.executable.compiled, entry.is_direct
     is_bare, written_of = arguments.is_bare, arguments.written_of
     reads, read_of = arguments.reads, arguments.read_of
-    kept_of, donated_of, shardings = arguments.kept_of, arguments.donated_of, entry.shardings
+    undonated_of, donated_of, shardings = (
+        arguments.undonated_of,
+        arguments.donated_of,
+        entry.shardings,
+    )
     get_cell = _get_device_cell if shardings is None else _get_cell
 
     def call(entry: Entry, flat: list[Any], args: Any, kwargs: Any) -> Any:
@@ -108,15 +112,15 @@ def _over_several(entry: Entry) -> Callable[..., Any]:
             if reads:
                 read_cells = [*map(_get_cell, read_of(flat))]
             if shardings is not None and [*map(_get_sharding, written)] != shardings:
-                raise OtherRefs
+                raise RefsDiffer
         except AttributeError:  # They are no refs of ours, or lie on other devices.
-            raise OtherRefs from None
+            raise RefsDiffer from None
         try:
             if is_bare:
                 rest = exchange(cells, compiled)
             else:
                 read_buffers: list[Any] = []
-                operands = read_buffers if reads else (), kept_of(flat), donated_of(flat)
+                operands = read_buffers if reads else (), undonated_of(flat), donated_of(flat)
                 rest = exchange(cells, compiled, operands, read_cells, read_buffers)
         except BaseException as error:
             after_failure(entry, error, flat)
@@ -194,7 +198,7 @@ def carefully(
         return held, results[0][1]
 
     try:
-        rest = together(written, read, call, entry.can_fail)
+        rest = exchange_refs(written, read, call, entry.can_fail)
     except BaseException:
         if failed:
             entry.note_failure(failed[0], written)

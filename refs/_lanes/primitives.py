@@ -22,7 +22,7 @@ from jax.extend.core import Primitive
 
 from refs import _jax
 from refs._handles.access import accumulate
-from refs._indexing.index import Index, taken
+from refs._indexing.index import Index, indexed_shape
 from refs._indexing.places import located, within
 from refs._indexing.syntax import Span
 from refs._indexing.values import neutral
@@ -161,13 +161,13 @@ def _of_all_lanes(indexer: Any, value: Value, size: int) -> tuple[Index, Any]:
 
     # From the order of axes that the one index gives, through lanes, integers, slices that move
     # and those that don't, to the order that the other gives.
-    _, int_axes = taken(before, int_shape)
+    _, int_axes = indexed_shape(before, int_shape)
     spans = [k for k, d in enumerate(before) if isinstance(d, Span)]
     value = jnp.moveaxis(value, [1 + a for a in int_axes], range(1, 1 + len(int_axes)))
     first = 1 + len(int_axes)
     moved = [first + spans.index(k) for k in moving]
     value = jnp.moveaxis(value, moved, range(first, first + len(moved)))
-    _, int_axes = taken(after, (size, *int_shape, *tail))
+    _, int_axes = indexed_shape(after, (size, *int_shape, *tail))
     value = jnp.moveaxis(value, range(len(int_axes)), int_axes)
     return Index.of_dims(after, indexer.shape), value
 

@@ -6,51 +6,51 @@ import numpy as np
 from jax import lax
 
 from refs import _jax
-from refs._tracing.facts import STAYS, Move, know
+from refs._tracing.facts import STAYS, Move, declare
 from refs._tracing.touch import Touch
 
 # What a result is of an operand, if it is that updated.
-know(lax.add_p, _jax.add_any_p, updates=Touch.ACCUMULATE, in_place="add")
-know(lax.sub_p, updates=Touch.ACCUMULATE, of_first=True)
-know(lax.mul_p, updates=Touch.MULTIPLY)
-know(lax.min_p, updates=Touch.MIN)
-know(lax.max_p, updates=Touch.MAX)
-know(lax.or_p, updates_flags=Touch.MAX)
-know(lax.and_p, updates_flags=Touch.MIN)
-know(lax.scatter_add_p, updates=Touch.ACCUMULATE, of_first=True)
-know(lax.scatter_mul_p, updates=Touch.MULTIPLY, of_first=True)
-know(lax.scatter_min_p, updates=Touch.MIN, of_first=True)
-know(lax.scatter_max_p, updates=Touch.MAX, of_first=True)
+declare(lax.add_p, _jax.add_any_p, updates=Touch.ACCUMULATE, in_place="add")
+declare(lax.sub_p, updates=Touch.ACCUMULATE, of_first=True)
+declare(lax.mul_p, updates=Touch.MULTIPLY)
+declare(lax.min_p, updates=Touch.MIN)
+declare(lax.max_p, updates=Touch.MAX)
+declare(lax.or_p, updates_flags=Touch.MAX)
+declare(lax.and_p, updates_flags=Touch.MIN)
+declare(lax.scatter_add_p, updates=Touch.ACCUMULATE, of_first=True)
+declare(lax.scatter_mul_p, updates=Touch.MULTIPLY, of_first=True)
+declare(lax.scatter_min_p, updates=Touch.MIN, of_first=True)
+declare(lax.scatter_max_p, updates=Touch.MAX, of_first=True)
 
 # What NumPy's indices do to the order and shape of what is read.
-know(lax.rev_p, moves=Move(*[lambda eqn: eqn.params["dimensions"]] * 2))
-know(
+declare(lax.rev_p, moves=Move(*[lambda eqn: eqn.params["dimensions"]] * 2))
+declare(
     lax.transpose_p,
     moves=Move(
         lambda eqn: tuple(eqn.params["permutation"]),
         lambda eqn: tuple(int(k) for k in np.argsort(eqn.params["permutation"])),
     ),
 )
-know(
+declare(
     lax.reshape_p,
     moves=Move(lambda eqn: eqn.outvars[0].aval.shape, lambda eqn: eqn.invars[0].aval.shape),
 )
 # Only the type changes: which devices of a `shard_map` see it.
-know(*_jax.cast_primitives, moves=STAYS)
+declare(*_jax.cast_primitives, moves=STAYS)
 
 # Over the lanes of a map.
-know(lax.axis_index_p, lax.all_to_all_p, lax.ppermute_p, _jax.reduce_scatter_p, lanes="differ")
-know(lax.psum_p, lax.pmax_p, lax.pmin_p, lax.all_gather_p, lanes="agree")
+declare(lax.axis_index_p, lax.all_to_all_p, lax.ppermute_p, _jax.reduce_scatter_p, lanes="differ")
+declare(lax.psum_p, lax.pmax_p, lax.pmin_p, lax.all_gather_p, lanes="agree")
 
 # For the in-place pass.
 _SCATTERS = (
     *(lax.scatter_p, lax.scatter_add_p, lax.scatter_sub_p),
     *(lax.scatter_mul_p, lax.scatter_min_p, lax.scatter_max_p),
 )
-know(lax.dynamic_update_slice_p, *_SCATTERS, in_place="update")
-know(lax.pad_p, in_place="deposit")
-know(lax.dynamic_slice_p, lax.gather_p, lax.slice_p, in_place="read")
-know(
+declare(lax.dynamic_update_slice_p, *_SCATTERS, in_place="update")
+declare(lax.pad_p, in_place="deposit")
+declare(lax.dynamic_slice_p, lax.gather_p, lax.slice_p, in_place="read")
+declare(
     *_SCATTERS,
     *(lax.argmax_p, lax.argmin_p),
     *(lax.cumsum_p, lax.cumprod_p, lax.cummax_p, lax.cummin_p, lax.cumlogsumexp_p),

@@ -86,7 +86,7 @@ _UNKNOWN = Facts()
 _facts: dict[Any, Facts] = {}
 
 
-def know(*primitives: Any, **facts: Any) -> None:
+def declare(*primitives: Any, **facts: Any) -> None:
     """Adds to what is known of primitives; the keywords are the attributes of `Facts`."""
     for primitive in primitives:
         _facts[primitive] = dataclasses.replace(facts_of(primitive), **facts)

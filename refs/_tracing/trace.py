@@ -17,7 +17,7 @@ import jax
 
 from refs import _jax
 from refs._handles import access
-from refs._handles.absent import present_or_absent
+from refs._handles.abstract import handle_or_abstract
 from refs._handles.predicates import is_concrete, is_ref
 from refs._handles.ref import Ref
 from refs._handles.ref_type import RefType
@@ -302,7 +302,7 @@ class Call(NamedTuple):
     def of(args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool = True) -> Call:
         """`runs` is False where nothing is run: then a ref may be there in name only."""
         flat, tree = jax.tree.flatten((args, kwargs))
-        flat = flat if runs else [*map(present_or_absent, flat)]
+        flat = flat if runs else [*map(handle_or_abstract, flat)]
         in_trace = not _jax.at_top_level()  # where a ref may have two names
         refs: dict[int, tuple[int, Any]] = {}
         places: list[int | None] = []

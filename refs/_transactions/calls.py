@@ -38,9 +38,11 @@ def in_transaction(
     trace, is_outside = _jax.current_trace(), _jax.at_top_level()
     if not (is_outside or isinstance(trace, OpByOp)):
         return fun(refs, arrays)
-    kept = _kept(fun, refs, arrays, functions, static) if functions else None
-    if kept is not None and not any(k is not None for k in kept.links(refs)):
-        return kept.run(refs, arrays) if is_outside else kept.run_in(trace, refs, arrays)
+    traced_call = _traced_call(fun, refs, arrays, functions, static) if functions else None
+    if traced_call is not None and not any(k is not None for k in traced_call.links(refs)):
+        return (
+            traced_call.run(refs, arrays) if is_outside else traced_call.run_in(trace, refs, arrays)
+        )
     return run(fun, refs, arrays) if is_outside else fun(refs, arrays)
 
 
@@ -50,10 +52,10 @@ def run(fun: Callable[..., Any], refs: Sequence[RefLike], arrays: Sequence[Value
     Whatever is raised, while it is traced or while it runs, no ref has changed.
     """
     # Closed over, not arguments: so a ref that `fun` closes over besides is seen to be the same.
-    return _Kept(lambda _, arrays: fun(refs, arrays), [], arrays).run([], arrays)
+    return _TracedCall(lambda _, arrays: fun(refs, arrays), [], arrays).run([], arrays)
 
 
-class _Kept:
+class _TracedCall:
     """A function that was traced for calls with arguments of the same kinds."""
 
     def __init__(
@@ -71,11 +73,11 @@ class _Kept:
         is_compiled = _holds_loops(t.traced.jaxpr) or (
             comes_again and _jax.any_equation(t.traced.jaxpr, lambda e: e.primitive is _jax.cond_p)
         )
-        self._call = self._call_kept = t.run
+        self._call = self._call_undonated = t.run
         if is_compiled:
             self._call = jax.jit(in_place(t.run), donate_argnums=0)
             # Donating nothing, for debugging: JAX then runs the program a second time.
-            self._call_kept = jax.jit(in_place(t.run))
+            self._call_undonated = jax.jit(in_place(t.run))
 
     @property
     def is_lasting(self) -> bool:
@@ -93,7 +95,7 @@ class _Kept:
         given: dict[str, Any] = {"captured": self._t.program.arrays}
         if _jax.is_staging():
             given["targets"] = refs
-        call = self._call_kept if _jax.looks_for_nans() else self._call
+        call = self._call_undonated if _jax.looks_for_nans() else self._call
         outputs, made = self._t.update(
             refs, lambda state, constants: call(state, constants, arrays, **given)
         )
@@ -107,13 +109,13 @@ class _Kept:
         return t.result(out[:n], out[n:], refs)
 
 
-def _kept(
+def _traced_call(
     fun: Callable[..., Any],
     refs: Sequence[RefLike],
     arrays: Sequence[Value],
     functions: Sequence[Any],
     static: Any,
-) -> _Kept | None:
+) -> _TracedCall | None:
     """What was traced for such a call, or is now; None where that couldn't be found again."""
     try:
         found = _known.of(functions)
@@ -122,10 +124,10 @@ def _kept(
             return found[key]
     except (TypeError, OverflowError):  # no hash, no weak reference, no array
         return None
-    kept = _Kept(fun, refs, arrays, comes_again=True)
-    if kept.is_lasting:
-        found[key] = kept
-    return kept
+    traced_call = _TracedCall(fun, refs, arrays, comes_again=True)
+    if traced_call.is_lasting:
+        found[key] = traced_call
+    return traced_call
 
 
 _known = WeakMemo()

@@ -14,12 +14,12 @@ from jax.sharding import NamedSharding
 from refs import _jax
 from refs._callbacks.held_refs import calls_host
 from refs._discharge.interpreter import Context
-from refs._discharge.lanes import Lanes, Sum
-from refs._discharge.late_rules import is_open
+from refs._discharge.lanes import Accumulator, Lanes
 from refs._discharge.op_by_op import TouchedError
+from refs._discharge.rule_closures import is_open
 from refs._handles.access import describe
 from refs._handles.predicates import is_ref
-from refs._lanes.variance import Contents, Variance
+from refs._lanes.lane_analysis import Contents, LaneAnalysis
 from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import uses_refs
 from refs._tracing.trace import AbstractArgument, Call, ref_type
@@ -137,7 +137,7 @@ def vmap(
             is_ours = _may_touch_refs(t.traced.jaxpr)
             by_jax.note(fun, not (is_ours or call.refs or can_fail(t.traced.jaxpr)))
             axis_of = {s: axes.of_slot(s, refs) for s in t.touch_of}
-            variance = _analyse(t, axis_of, axes, axis_name)
+            analysis = _analyse(t, axis_of, axes, axis_name)
             sums = {
                 s: touch.method
                 for s, touch in t.touch_of.items()
@@ -148,9 +148,9 @@ def vmap(
             def lane(lane: Value, state: Any, constants: Any, leaves: Any) -> Any:
                 cells = t.cells(written, state) | t.cells(t.read, constants)
                 for (slot, method), ref in zip(sums.items(), t.refs([*sums], refs), strict=True):
-                    cells[slot] = Sum(ref, slot.origin, method)
+                    cells[slot] = Accumulator(ref, slot.origin, method)
                 t.aim(cells, [s for s, axis in axis_of.items() if axis is None], refs)
-                lanes = Lanes(variance, lane) if is_ours else None
+                lanes = Lanes(analysis, lane) if is_ours else None
                 _, (arrays, made) = t.run_cells(cells, leaves, Context(lanes=lanes, held=t.held))
                 return [cells[s].read() for s in written], arrays, made
 
@@ -340,7 +340,7 @@ def _check_as_jax(given: Given, axes: _Axes, leaves: Sequence[Value], spmd_axis_
 
 def _analyse(
     t: Transaction, axis_of: dict[Slot, int | None], axes: _Axes, axis_name: Any
-) -> Variance:
+) -> LaneAnalysis:
     contents = {
         s: Contents(s.origin, False, touch) if axis_of[s] is None else Contents(s.origin, True)
         for s, touch in t.touch_of.items()
@@ -348,8 +348,8 @@ def _analyse(
     of_argument = {s.argument: c for s, c in contents.items()}
     of_outer = {s.outer: c for s, c in contents.items()}
     refs = t.program.by_identity([of_outer[k] for k in range(len(t.program.refs))])
-    variance = Variance(axes.size, axis_name)
-    variance.run(
+    analysis = LaneAnalysis(axes.size, axis_name)
+    analysis.run(
         t.traced.jaxpr,
         refs,
         [
@@ -357,4 +357,4 @@ def _analyse(
             *([True] * len(axes.of_leaves)),
         ],
     )
-    return variance
+    return analysis

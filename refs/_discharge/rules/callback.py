@@ -20,29 +20,29 @@ from refs.errors import RefTypeError
 
 @register(ref_callback_p, can_fail=True)
 def discharge_ref_callback(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
-    host = eqn.params["host"]
-    n = len(host.origins)
+    spec = eqn.params["spec"]
+    n = len(spec.origins)
     # A step of a scan over a ref has a row of it: the callback is given that part of the whole.
     roots, places = unique([root(cell) for cell in args[:n]])
     indices = [_row_of(cell) for cell in args[:n]]
     has_mask = ctx.lanes is not None and ctx.lanes.mask is not None
     plan = Plan(
-        host,
+        spec,
         len(roots),
         has_mask,
         tuple((k, len(index)) for k, index in zip(places, indices, strict=True)),
         numbers=tuple(cell.number for cell in roots),
         by_lane=ctx.lanes is not None,
     )
-    if host.is_io and ctx.repeats and ctx.differentiated:
+    if spec.is_io and ctx.repeats and ctx.differentiated:
         raise RefTypeError(
-            f"{host.describe()} in a checkpointed function that is differentiated: the backward "
+            f"{spec.describe()} in a checkpointed function that is differentiated: the backward "
             "pass would call it again. Call it outside of `checkpoint`, or use `pure_callback` if "
             "that does no harm"
         )
     # JAX runs programs that have an effect slower, and refuses some in lanes. That the call is made
     # follows from the state, or is seen to by `refs.inplace`; but JAX must not repeat it.
-    is_io = host.is_io and ctx.repeats
+    is_io = spec.is_io and ctx.repeats
     mask = [ctx.lanes.mask] if has_mask else []  # type: ignore[union-attr]
     operands = [*mask, *(i for index in indices for i in index), *args[n:]]
     out = host_callback_p.bind(

@@ -27,7 +27,7 @@ def discharge_cond(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]
     branches = [_jax.as_closed(b) for b in eqn.params["branches"]]
     scope = ctx.scope(*[(b, operands) for b in branches])
     if ctx.lanes is not None and (
-        ctx.lanes.variance.diverges(eqn) or scope.sums or any(_has_io(ctx, b) for b in branches)
+        ctx.lanes.analysis.diverges(eqn) or scope.sums or any(_has_io(ctx, b) for b in branches)
     ):
         return _every_branch(ctx, index, branches, operands)
     constants = scope.constants
@@ -48,7 +48,7 @@ def _has_io(ctx: Context, branch: Any) -> bool:
         branch,
         lambda e: (
             (e.primitive is host_callback_p and bool(e.effects))
-            or (repeats and e.primitive is ref_callback_p and e.params["host"].is_io)
+            or (repeats and e.primitive is ref_callback_p and e.params["spec"].is_io)
         ),
     )
 

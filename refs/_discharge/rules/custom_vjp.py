@@ -12,10 +12,10 @@ from refs import _jax
 from refs._discharge.cells import Cell, Row
 from refs._discharge.custom_rules import eval_rule, is_smooth, through
 from refs._discharge.interpreter import Context, Scope, merge, split
-from refs._discharge.lanes import Lanes, Sum
-from refs._discharge.late_rules import apply_backward, found_later, gone
+from refs._discharge.lanes import Accumulator, Lanes
 from refs._discharge.program import Program, run_in_lanes
 from refs._discharge.registry import register
+from refs._discharge.rule_closures import apply_backward, found_later, gone
 from refs._types import Eqn, PyTree, RefLike, Value
 
 
@@ -32,7 +32,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
     [closed] = _jax.jaxprs_in(eqn.params)
     rule = _jax.vjp_rule(eqn.params)
     scope = ctx.scope((closed, args), rules_of=eqn)
-    where, variance = _jax.user_line(eqn), ctx.lanes and ctx.lanes.variance
+    where, analysis = _jax.user_line(eqn), ctx.lanes and ctx.lanes.analysis
     n_written, n_read = len(scope.written), len(scope.read)
     n_flags = len(scope.constants) - n_read
     is_cell = [isinstance(a, Cell) for a in args]
@@ -82,7 +82,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
     def bwd(saved: Any, cotangents: Any) -> Any:
         residuals, flags, paths, pull = saved
         out_cts, state_cts = cotangents
-        lanes = None if variance is None else Lanes(variance, *flags)
+        lanes = None if analysis is None else Lanes(analysis, *flags)
         # JAX asks for no cotangents of what nothing depends on: here, of the outputs themselves.
         is_wanted = not all(map(_jax.is_symbolic_zero, out_cts))
         if not rule.symbolic_zeros:
@@ -162,7 +162,7 @@ class _Place(NamedTuple):
 
     @staticmethod
     def of(scope: Scope, cell: Cell) -> _Place:
-        if isinstance(cell, Sum):
+        if isinstance(cell, Accumulator):
             base = len(scope.written) + len(scope.read) + _position(scope.sums, cell.ref)
             return _Place(cell.origin, base, len(cell.prefix), cell.prefix, cell.target)
         bases = {id(c): k for k, c in enumerate((*scope.written, *scope.read))}

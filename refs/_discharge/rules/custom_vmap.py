@@ -10,7 +10,7 @@ import jax
 from refs import _jax
 from refs._discharge.cells import Cell, Row
 from refs._discharge.interpreter import Context, merge
-from refs._discharge.lanes import Sum
+from refs._discharge.lanes import Accumulator
 from refs._discharge.registry import register
 from refs._handles.ref_type import RefType
 from refs._tracing.trace import AbstractArgument
@@ -29,7 +29,7 @@ def discharge_custom_vmap(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list
     def run_rule(size: int, is_batched: Any, arrays: Any, state: Any, constants: Any) -> Any:
         """The user's rule, over refs that hold what those of all lanes hold."""
         for a in args:
-            if isinstance(a, Row | Sum):
+            if isinstance(a, Row | Accumulator):
                 raise RefValueError(
                     f"vmap: {a.describe()}, {_what(a)}, can't be given to the batching rule of the "
                     f"custom_vmap function at {_jax.user_line(eqn)}: let the function return what "

@@ -11,9 +11,9 @@ from refs import _jax
 from refs._discharge import ref_transforms
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
-from refs._discharge.lanes import Sum
+from refs._discharge.lanes import Accumulator
 from refs._discharge.registry import register
-from refs._discharge.stored_reads import kept
+from refs._discharge.stored_reads import stored
 from refs._indexing.values import neutral_of
 from refs._origin import origin_of
 from refs._tracing.touch import Touch
@@ -23,11 +23,11 @@ from refs._types import Eqn, Value
 @register(_jax.get_p)
 def discharge_get(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     cell, *leaves = args
-    if isinstance(cell, Sum):
+    if isinstance(cell, Accumulator):
         [out] = eqn.outvars
         return [neutral_of(out.aval, cell.method)]
     value = ref_transforms.read(cell.read(), jax.tree.unflatten(eqn.params["tree"], leaves))
-    return [kept(ctx, cell, value)]
+    return [stored(ctx, cell, value)]
 
 
 @register(_jax.swap_p, touch=Touch.WRITE, returns_old=True)
@@ -35,13 +35,13 @@ def discharge_swap(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]
     cell, value, *leaves = args
     transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
     value = _jax.as_array(value)
-    if isinstance(cell, Sum):
+    if isinstance(cell, Accumulator):
         cell.update(ctx.lanes, transforms, value)
         return [None]
     before = cell.read()
     is_masked = ctx.lanes is not None and ctx.lanes.mask is not None
     is_read = is_masked or ctx.is_used(eqn.outvars[0])
-    old = kept(ctx, cell, ref_transforms.read(before, transforms)) if is_read else None
+    old = stored(ctx, cell, ref_transforms.read(before, transforms)) if is_read else None
     if ctx.lanes is not None:
         value = ctx.lanes.select(value, old)
     cell.write(ref_transforms.write(before, transforms, value))
@@ -53,7 +53,7 @@ def discharge_addupdate(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[V
     cell, value, *leaves = args
     transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
     value = _jax.as_array(value)
-    if isinstance(cell, Sum):
+    if isinstance(cell, Accumulator):
         cell.update(ctx.lanes, transforms, value)
         return []
     if ctx.lanes is not None:

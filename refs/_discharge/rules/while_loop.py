@@ -48,7 +48,7 @@ def discharge_while(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value
         return scope.run(body, [*body_consts, *carry], state, constants)
 
     all_lanes = ctx.lanes
-    if all_lanes is not None and (all_lanes.mask is not None or all_lanes.variance.diverges(eqn)):
+    if all_lanes is not None and (all_lanes.mask is not None or all_lanes.analysis.diverges(eqn)):
         # A lane that has come to its end stays as it is while others go on. One that isn't here at
         # all has nothing to say about when it ends.
         def going(lanes: Lanes, carry: list[Any], state: list[Value]) -> tuple[Any, list[Any]]:

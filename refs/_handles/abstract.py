@@ -9,11 +9,11 @@ import jax
 from refs import _jax
 from refs._handles.ref import Ref
 from refs._handles.ref_type import RefType
-from refs._indexing.sharded import layout
+from refs._indexing.sharded import mesh_sharding
 from refs._origin import Origin, user_site
 
 
-class Absent(Ref):
+class AbstractHandle(Ref):
     """A handle without a value, of the type that a `ShapeDtypeStruct` with `is_ref` names."""
 
     __slots__ = ("_instead",)
@@ -22,7 +22,7 @@ class Absent(Ref):
         sharding = shape.sharding
         self._aval = RefType.of(_jax.shaped_abstractify(shape), Origin(None, user_site()))
         self._shape, self._dtype = shape.shape, shape.dtype
-        self._sharding = layout(sharding)
+        self._sharding = mesh_sharding(sharding)
         instead = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
         is_key = _jax.is_key(shape.dtype)
         self._instead = jax.eval_shape(_jax.unwrap_keys, instead) if is_key else instead
@@ -35,6 +35,6 @@ class Absent(Ref):
         return self._instead
 
 
-def present_or_absent(leaf: Any) -> Any:
+def handle_or_abstract(leaf: Any) -> Any:
     """An argument of a trace, where a ref may be there in name only."""
-    return Absent(leaf) if type(leaf) is jax.ShapeDtypeStruct and leaf.is_ref else leaf
+    return AbstractHandle(leaf) if type(leaf) is jax.ShapeDtypeStruct and leaf.is_ref else leaf

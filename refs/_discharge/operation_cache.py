@@ -15,7 +15,7 @@ import jax
 from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
-from refs._discharge.late_rules import is_open
+from refs._discharge.rule_closures import is_open
 from refs._tracing import touch_analysis
 from refs._tracing.trace import AbstractArgument, unique
 from refs._tracing.weak_memo import WeakMemo

@@ -47,7 +47,7 @@ class Contents:
         return self.shared is not None and self.shared.changes and not self.shared.method
 
 
-class Variance:
+class LaneAnalysis:
     """The result: which equations' predicates may differ from lane to lane."""
 
     def __init__(self, size: int, axis_name: Any):
@@ -57,9 +57,9 @@ class Variance:
         self._made: dict[int, Contents] = {}
         self._growth = 0
 
-    def again(self) -> Variance:
+    def again(self) -> LaneAnalysis:
         """For another run in the same lanes."""
-        return Variance(self._size, self._axis_name)
+        return LaneAnalysis(self._size, self._axis_name)
 
     def diverges(self, eqn: Eqn) -> bool:
         """True where lanes may part. What the run hasn't seen, rules traced later, is taken to."""

@@ -32,7 +32,7 @@ class Part(NamedTuple):
     is_whole: bool
 
 
-class Host:
+class CallbackSpec:
     """A callback, and all that is known about its call before it is made.
 
     Attributes:
