@@ -1,4 +1,4 @@
-"""Hypothesis profiles: how many random programs, and which.
+"""Shared fixtures, and Hypothesis profiles: how many random programs, and which.
 
 `dev` tries a few new ones each time, `ci` the same ones every time, `small` few of those,
 `nightly` very many. CI sets the variable CI; otherwise `HYPOTHESIS_PROFILE` chooses:
@@ -8,7 +8,11 @@
 
 import os
 
+import jax.numpy as jnp
+import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+import refs
 
 # A program takes as long as its compilation, which says nothing about the test.
 COMMON = {
@@ -24,3 +28,15 @@ settings.register_profile("nightly", max_examples=5000, **COMMON)
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if "CI" in os.environ else "dev")
 )
+
+
+@pytest.fixture(params=[lambda f: f, refs.jit], ids=["op by op", "jit"])
+def jit(request):
+    """A wrapper for the function under test: none, then `refs.jit`."""
+    return request.param
+
+
+@pytest.fixture
+def n():
+    """A counter."""
+    return refs.new_ref(jnp.int32(0), name="n")

@@ -10,7 +10,6 @@ from jax.extend.core import Primitive
 import refs
 from refs import extend
 from refs.errors import RefValueError
-from tests import oracle
 
 # Multiplies a ref by a number, in place.
 scale_p = Primitive("scale")
@@ -56,17 +55,14 @@ def repeat(times, f, held, x):
 
 
 X = np.arange(1, 4)
-both = pytest.mark.parametrize("jit", [oracle.as_is, refs.jit])
 
 
-@both
 def test_on_a_lanes_own_ref(jit):
     r = refs.new_ref(jnp.ones((3, 2), int))
     jit(refs.vmap(scale))(r, X)
     assert r[...].tolist() == [[1, 1], [2, 2], [3, 3]]
 
 
-@both
 def test_where_lanes_part(jit):
     r = refs.new_ref(jnp.ones((3, 2), int))
 
@@ -95,7 +91,6 @@ def test_a_shared_ref_that_it_reads_and_writes(factor):
             refs.vmap(after_overwriting)(X)
 
 
-@both
 def test_a_jaxpr_that_lanes_run_more_or_less_often(jit):
     r, total = refs.new_ref(jnp.zeros(3, int)), refs.new_ref(0, name="total")
 
@@ -178,7 +173,6 @@ def test_a_ref_that_effects_say_is_read_is_not_written():
     assert refs.checkpoint(total)(r) == 3
 
 
-@both
 def test_a_shared_ref_that_effects_say_is_read(jit):
     r, rows = refs.new_ref(jnp.arange(3), name="r"), refs.new_ref(jnp.zeros(3, int))
 

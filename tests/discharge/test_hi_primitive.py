@@ -11,7 +11,6 @@ from tests import oracle
 from tests.switches import switched_on
 
 X = np.arange(1, 4, dtype=np.float32)
-jitted = pytest.mark.parametrize("jit", [oracle.as_is, refs.jit], ids=["as it is", "jit"])
 close = np.testing.assert_allclose
 
 
@@ -25,7 +24,6 @@ def cube_root(a, x, solve=newton):
     return lax.custom_root(lambda y: scale() * y**3 - x, x, solve, lambda g, y: y / g(1.0))
 
 
-@jitted
 def test_a_root_over_a_ref(jit):
     a = refs.new_ref(X)
     close(jit(lambda x: cube_root(a, x))(8.0), 2, rtol=1e-5)
@@ -34,7 +32,6 @@ def test_a_root_over_a_ref(jit):
     close(refs.fori_loop(0, 1, lambda i, x: cube_root(a, x), 8.0), 2, rtol=1e-5)
 
 
-@jitted
 def test_the_derivative_of_a_root_with_respect_to_what_the_ref_holds(jit):
     wanted = jax.grad(lambda a, x: cube_root(a * 2, x), argnums=(0, 1))(1.5, 8.0)
 
@@ -55,7 +52,6 @@ def test_the_derivative_of_a_root_with_respect_to_what_the_ref_holds(jit):
     close(gradients[1], wanted[1], rtol=1e-4)
 
 
-@jitted
 def test_a_solver_that_counts(jit):
     a, count = refs.new_ref(X), refs.new_ref(0)
 

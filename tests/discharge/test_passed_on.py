@@ -7,11 +7,9 @@ import pytest
 from jax import lax
 
 import refs
-from tests import oracle
 
 X = np.arange(1, 5, dtype=np.float32)
 same = np.testing.assert_array_equal
-jitted = pytest.mark.parametrize("jit", [oracle.as_is, refs.jit], ids=["as it is", "jit"])
 
 
 # --- jax.debug -----------------------------------------------------------------------------------
@@ -55,7 +53,6 @@ def test_debug_callbacks_in_a_loop_and_a_gradient():
     same(seen[0][0], [7, 2, 3, 4])
 
 
-@jitted
 def test_debug_callbacks_in_lanes(jit):
     rows, shared = refs.new_ref(jnp.stack([X, X + 1])), refs.new_ref(X)
 
@@ -165,7 +162,6 @@ def test_a_custom_vmap_function_over_a_ref():
 
 
 @needs_newest
-@jitted
 def test_the_batching_rule_gets_refs(jit):
     rows, xs = refs.new_ref(jnp.stack([X, X + 1])), jnp.array([10.0, 20.0])
     same(jit(refs.vmap(exchange))(xs, rows), [11, 22])

@@ -1,0 +1,147 @@
+"""The full text of every error, and a check that none is missing.
+
+A message says what was done, to which ref, where that ref was made, why it can't be, and what to
+write instead. Whatever a call did before it raised, the refs keep their values.
+"""
+
+import ast
+import functools
+import re
+from pathlib import Path
+from traceback import walk_tb
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import refs
+from tests.errors import (
+    cases_callbacks,
+    cases_custom_rules,
+    cases_derivatives,
+    cases_lanes,
+    cases_life,
+    cases_members,
+    cases_numbers,
+    cases_programs,
+    cases_values,
+    cases_views,
+)
+from tests.errors.case import CASES, X
+
+# The modules are imported for the cases that they register.
+MODULES = (
+    cases_values,
+    cases_views,
+    cases_life,
+    cases_members,
+    cases_numbers,
+    cases_programs,
+    cases_custom_rules,
+    cases_derivatives,
+    cases_lanes,
+    cases_callbacks,
+)
+PACKAGE = Path(refs.__file__).parent
+# Raised for Python's own machinery, which turns them into something else.
+# Some never reach a user.
+INTERNAL = {
+    ("ref.py", "raise AttributeError(name)"),
+    ("exchange.py", "raise Busy"),
+    ("exchange.py", "raise Busy from None"),
+    ("several.py", "raise Busy from None"),
+    ("ways.py", "raise Busy"),
+    ("ways.py", "raise Busy from None"),
+    ("ways.py", "raise RefsDiffer"),
+    ("ways.py", "raise RefsDiffer from None"),
+    ("dispatch.py", "raise RefsDiffer"),
+    ("op_by_op.py", "raise TouchedError(ref)"),
+    ("by_jax.py", "raise TouchedError(x)"),
+    ("vmap.py", "raise error from None"),  # JAX's own
+    ("vmap.py", "raise refused"),  # JAX has refused it before.
+    ("dispatch.py", "raise ValueError"),
+    ("arguments.py", "raise RefsDiffer"),
+    ("executable.py", "raise TypesDiffer"),
+    ("plain.py", "raise TypesDiffer"),
+    ("device.py", "raise passed_on(error, plan, ()) from error"),
+    ("primitives.py", "raise passed_on(error, plan, roots) from error"),
+}
+
+
+# Their texts are in tests that start themselves anew: the processes here have one device.
+ON_SEVERAL_DEVICES = {"devices.py"}
+
+
+class Outcome(NamedTuple):
+    kind: type  # NoneType where nothing was raised
+    text: str
+    places: set[tuple[str, int]]  # files and lines that the error came through
+    state: list[np.ndarray]
+
+
+@functools.cache
+def outcome(name: str) -> Outcome:
+    """What a case raises; run once for all tests here."""
+    r, i = refs.new_ref(X, name="r"), refs.new_ref(np.zeros(3, np.int8), name="i")
+    error, places = None, set()
+    try:
+        CASES[name].provoke(r, i)
+    except Exception as caught:
+        error = cause = caught
+        while cause is not None:
+            places |= {(f.f_code.co_filename, line) for f, line in walk_tb(cause.__traceback__)}
+            cause = cause.__context__
+    state = [np.array(ref[...]) for ref in (r, i)]
+    return Outcome(type(error), normalised(str(error)), places, state)
+
+
+def normalised(text: str) -> str:
+    """Without line numbers and folders; of what JAX says, without what one version adds."""
+    text = re.sub(r"(?:[^\s`(]*/)?\w+\.py:\d+(?::\d+)?", "FILE:N", text)
+    text = text.replace("PartitionSpec(", "P(")
+    text = re.sub(r"\n+(The error occurred while tracing|See https:).*", "\n", text)
+    return re.sub(r"\n+The returned mutable array was .*?\n\n", "\n\n", text)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_text(name):
+    got = outcome(name)
+    assert got.text == CASES[name].text
+    assert got.kind is CASES[name].kind
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_has_changed(name):
+    r, i = outcome(name).state
+    np.testing.assert_array_equal(r, X)
+    np.testing.assert_array_equal(i, np.zeros(3))
+
+
+def raise_statements() -> list[tuple[Path, ast.Raise]]:
+    return [
+        (file, node)
+        for file in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Raise) and node.exc is not None
+    ]
+
+
+@pytest.mark.parametrize(
+    "file, node",
+    [pytest.param(f, n, id=f"{f.relative_to(PACKAGE)}:{n.lineno}") for f, n in raise_statements()],
+)
+def test_every_raise_has_a_case(file, node):
+    if (file.name, ast.unparse(node)) in INTERNAL or file.name in ON_SEVERAL_DEVICES:
+        return
+    lines = range(node.lineno, node.end_lineno + 1)
+    assert any((str(file), line) in outcome(name).places for name in CASES for line in lines), (
+        f"no case in tests/cases_*.py raises this: {ast.unparse(node)}"
+    )
+
+
+def test_every_error_is_a_RefError_and_what_NumPy_or_JAX_would_raise():
+    kinds = [k for k in vars(refs.errors).values() if isinstance(k, type)]
+    assert len(kinds) > 5
+    for kind in kinds:
+        assert issubclass(kind, refs.errors.RefError)
+        assert kind is refs.errors.RefError or len(kind.__bases__) == 2
