@@ -2,8 +2,9 @@
 """One command for each thing you do here; each installs what it needs first.
 
     python3 dev.py digits          run examples/digits.py
-    python3 dev.py test            run all tests, in parallel
-    python3 dev.py test -k scan    arguments go to pytest, which then gets nothing but them
+    python3 dev.py test            run the quick tests, in parallel: four minutes on two cores
+    python3 dev.py test --all      run all tests: fifteen minutes
+    python3 dev.py test -k scan    other arguments go to pytest, which then gets nothing but them
     python3 dev.py libraries       run programs of Equinox, Flax, diffrax ... over refs
     python3 dev.py lint            check style, formatting and types
     python3 dev.py docs            build the documentation into build/site
@@ -60,8 +61,13 @@ def main():
     extras, runs = COMMANDS[options.command]
     if options.args and len(runs) > 1:
         parser.error(options.command + " takes no arguments")
-    has_tests = options.command in ("test", "libraries")
-    args = PARALLEL if has_tests and not options.args else options.args
+    args = options.args
+    if options.command == "test" and not args:
+        say("the quick tests: about four minutes on two cores (--all: all tests, fifteen minutes)")
+        os.environ.setdefault("HYPOTHESIS_PROFILE", "small")
+        args = [*PARALLEL, "--quick"]
+    elif (options.command, args) in (("test", ["--all"]), ("libraries", [])):
+        args = PARALLEL
     python = environment(options.venv.absolute(), extras)
     # Pyright looks for JAX beside the first `python` on PATH.
     os.environ["PATH"] = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"

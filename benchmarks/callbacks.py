@@ -1,4 +1,4 @@
-"""A NumPy function called from a compiled program, to update a large array: what a call costs.
+"""What a callback costs: a compiled program calls a NumPy function that updates a large array.
 
     python benchmarks/callbacks.py                 # 4 B, 1 MiB and 256 MiB: some minutes
     python benchmarks/callbacks.py --quick
@@ -6,24 +6,24 @@
 
 From the top of the checkout, with `refs` and rich installed.
 
-The function adds to one element, or overwrites the whole array with one that it has in NumPy. Over
-a ref, `refs.io_callback` gives it the ref's own memory. JAX's `pure_callback` and `io_callback`
-take a value and return a new one; `buffer_callback`, with the alias declared, has the argument's
-memory too. These are under a `jax.jit` that donates the state, as is the floor, without a callback:
-`x.at[i].add(1)`, or `x.at[...].set(...)` of what is on the device already.
+The function adds to one element, or overwrites the whole array from a NumPy array. Over a ref,
+`refs.io_callback` gives it the ref's own memory. JAX's `pure_callback` and `io_callback` take a
+value and return a new one; `buffer_callback`, with the alias declared, gives it the argument's
+memory too. These run under a `jax.jit` that donates the state, and so does the lower bound, without
+a callback: `x.at[i].add(1)`, or `x.at[...].set(...)` of an array on the device.
 
-Before any is timed, all ways have made some steps and hold what plain NumPy holds. Then they take
-turns in one process; a figure is the median of the rounds, `--rounds` of them, or as many as fit
-into `--budget` seconds of a way, but at least three. A turn is as many calls as take 20 ms; in the
-loop, one call with as many steps. A call is waited for before the next.
+Before the timing, all ways have made some steps and hold the values that plain NumPy holds. Then
+they take turns in one process; a figure is the median of the rounds, `--rounds` of them, or as many
+as fit into `--budget` seconds of a way, but at least three. A turn is as many calls as take 20 ms;
+in the loop, one call with as many steps. Each call is waited for before the next.
 
-Memory is measured for states of 16 MiB and more: those that malloc takes from the system, and gives
-back, one by one. A fresh process runs one way, first on up to three elements, so that what the
-compiler keeps is there; the peak is what the process has then needed at most (`VmHWM`), less what
-it had without the state, less the state. So a copy that is only kept counts, as does one that is
-only made. It needs Linux.
+Memory is measured for states of 16 MiB and more: malloc takes each of these from the system, and
+gives it back, by itself. A fresh process runs one way, first on up to three elements, so that the
+compiler's own memory is allocated; the peak is the most memory that the process has then needed
+(`VmHWM`), less its memory without the state, less the state. So a copy counts whether it is kept or
+only made. Measuring needs Linux.
 
-The pointers are those that the function saw, and those of the state before and after.
+The pointers are those that the function gets, and those of the state before and after.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ KIB, MIB = 2**10, 2**20
 SIZES = (4, MIB, 256 * MIB)
 LEAST_MEASURED = 16 * MIB
 FEWEST = 3  # rounds
-WIDTH = 150  # of the tables, where no terminal says
+WIDTH = 150  # of the tables, where no terminal gives one
 PLACES = ("top level", "in a loop")
 
 # -- Time -----------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ Times = dict[str, float]
 
 
 def timed(program: Any, n: int, rounds: int, budget: float, turn: float) -> tuple[Times, Times]:
-    """Of each way: microseconds a call at top level, and a step in a loop."""
+    """Microseconds of each way: a call at top level, and a step in a loop."""
     ways = checked(program, n)
     looped = {name: way for name, way in ways.items() if way.loop is not None}
     found = []
@@ -92,7 +92,7 @@ def steps(way: Way, turn: float) -> Callable[[], float]:
 
 
 def numbered(call: Callable[[int, int], Any]) -> Callable[[int], None]:
-    """Calls for the next so many steps: no step has the number of the one before."""
+    """Makes of `call(k, n)` a function of `n`, whose steps `k` go on from one call to the next."""
     k = 0
 
     def called(n: int) -> None:
@@ -107,7 +107,7 @@ def numbered(call: Callable[[int, int], Any]) -> Callable[[int], None]:
 
 
 def peak(way: str, program: str, n: int) -> dict[str, float]:
-    """Bytes needed beside the state, in a fresh process: of a call, and of a loop."""
+    """Bytes needed beside the state, in a fresh process: by a call, and by a loop."""
     command = [sys.executable, __file__, "--child", json.dumps([way, program, n])]
     paths = [str(Path(refs.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -116,7 +116,7 @@ def peak(way: str, program: str, n: int) -> dict[str, float]:
 
 
 def measure_peak(way: str, title: str, n: int) -> dict[str, float]:
-    """What `peak` has run in a process of its own."""
+    """The measurement of `peak`, run in the fresh process."""
     program = PROGRAMS[title](n)
     for small in (1, 2, 3):
         run_once(WAYS[way](PROGRAMS[title](small), small))
@@ -140,7 +140,7 @@ def run_once(way: Way) -> None:
 
 
 def memory(name: str) -> int:
-    """Not `ru_maxrss`: a new process has that of its parent, from before it was its own."""
+    """A field of /proc/self/status, in bytes. `ru_maxrss` would start with the parent's."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) * KIB
@@ -187,7 +187,7 @@ def bytes_of(n: float) -> str:
 
 
 def verdict(times: dict[tuple[str, int, str], Times], sizes: Sequence[int]) -> str:
-    """How one element of the largest state compares with JAX's callback, and with the smallest."""
+    """Compares one element of the largest state with JAX's callback, and with the smallest."""
     lines = []
     for place in PLACES:
         small, large = (times["one element", size, place] for size in (min(sizes), max(sizes)))

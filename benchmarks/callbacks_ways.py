@@ -1,4 +1,4 @@
-"""What `callbacks.py` measures: two programs that Python runs on NumPy, and the ways to call it."""
+"""The programs of `callbacks.py`: two NumPy functions, and the ways to call each from JAX."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ import refs
 
 @dataclass(frozen=True)
 class Program:
-    """What a step does to an array.
+    """An update of an array, once a step, in three forms.
 
     Attributes:
       title: the program's.
       touch: (array, number of the step) -> None; in place, on NumPy.
       value: the same, for callbacks that are given a value and return a new one.
       by_hand: the same in jnp, without a callback, of (array, number of the step, *given).
-      given: what is on the device already.
+      given: arrays that are on the device from the start.
     """
 
     title: str
@@ -51,7 +51,7 @@ def one_element(n: int) -> Program:
 
 
 def whole_buffer(n: int) -> Program:
-    # All pages are written to: such as nobody has touched yet take no memory, nor time to read.
+    # All pages are written to: untouched pages would take no memory, nor time to read.
     frames = np.stack([np.arange(n, dtype=np.float32) % 97 + shift for shift in (0, 1)])
 
     def touch(x: Any, k: Any) -> None:
@@ -70,7 +70,7 @@ PROGRAMS = {"one element": one_element, "whole buffer": whole_buffer}
 
 
 def watched(program: Program, seen: list[int]) -> Program:
-    """The same program, whose callbacks note the address of the memory that they are given."""
+    """The same program, with callbacks that append the address of their memory to `seen`."""
 
     def touch(x: Any, k: Any) -> None:
         seen.append(x.ctypes.data)
@@ -88,12 +88,12 @@ def watched(program: Program, seen: list[int]) -> Program:
 
 @dataclass(frozen=True)
 class Way:
-    """One way of calling, on state of its own: float32 zeros to begin with.
+    """One way of calling, on state of its own: float32 zeros at first.
 
     Attributes:
-      step: number of the step -> None; a call at top level, on from where the state is, and waits.
+      step: number of the step -> None; updates the state by a call at top level, and waits for it.
       loop: (number of the first step, how many) -> None; the steps in a `fori_loop`.
-      state: () -> the array, or the ref that holds it.
+      state: () -> the array of shape `[n]`, or the ref that holds it.
     """
 
     step: Callable[[int], None]
@@ -126,7 +126,7 @@ def jitted_refs(program: Program, n: int) -> Way:
 
 
 def eager_refs(program: Program, n: int) -> Way:
-    """`refs.io_callback` at top level, which has called when it returns."""
+    """`refs.io_callback` at top level, which returns after the callback has."""
     state = refs.new_ref(jnp.zeros(n, jnp.float32))
     return Way(
         lambda k: refs.io_callback(program.touch, None, state, np.int32(k)), None, lambda: state
@@ -155,13 +155,13 @@ def threaded(function: Callable[..., Any], n: int, given: tuple[Any, ...] = ()) 
 
 
 def by_value(callback: Callable[..., Any], program: Program, n: int) -> Way:
-    """`jax.pure_callback` or `io_callback`: a value goes in, and a new one comes back."""
+    """`jax.pure_callback` or `io_callback`: the callback gets a value and returns a new one."""
     kind = jax.ShapeDtypeStruct((n,), jnp.float32)
     return threaded(lambda x, k: callback(program.value, kind, x, k), n)
 
 
 def on_buffers(program: Program, n: int) -> Way:
-    """`buffer_callback`, whose result is in the memory of its first argument."""
+    """`buffer_callback`, with its result in the memory of its first argument."""
 
     def touch(_: Any, out: Any, x: Any, k: Any) -> None:
         program.touch(np.asarray(out), np.asarray(k))
@@ -181,13 +181,13 @@ WAYS: dict[str, Callable[[Program, int], Way]] = {
     BY_HAND: lambda program, n: threaded(program.by_hand, n, program.given),
 }
 
-# -- What they must agree on ----------------------------------------------------------------------
+# -- The values that all ways must agree on -------------------------------------------------------
 
 CHECKED = 3  # steps at top level, and as many in a loop
 
 
 def checked(program: Program, n: int) -> dict[str, Way]:
-    """The ways, after some steps of each, which left what the same steps leave on plain memory."""
+    """The ways, after some steps of each; checks that the state is the one that NumPy gets."""
     expected = np.zeros(n, np.float32)
     found = {name: make(program, n) for name, make in WAYS.items()}
     for k in range(2 * CHECKED):
@@ -205,14 +205,14 @@ def checked(program: Program, n: int) -> dict[str, Way]:
     return found
 
 
-# -- Whose memory it is ---------------------------------------------------------------------------
+# -- Memory: the state's own, or a copy -----------------------------------------------------------
 
 
 def pointers(make: Callable[[Program, int], Way], program: Program, n: int) -> tuple[bool, ...]:
     """Whether a step at top level, and each of three in a loop, were in the state's own memory.
 
-    That is: what the callbacks were given, and what the state is in before and after, has one
-    address. Without a callback, only the last two are compared.
+    That is: the memory given to the callbacks, and the state before and after, have one address.
+    Without a callback, only the last two are compared.
     """
     seen: list[int] = []
     way = make(watched(program, seen), n)

@@ -3,13 +3,13 @@
     python benchmarks/lanes.py [--rounds N]
 
 A lane adds to the shared ref once or more often; the control is a `jax.jit` that donates the array
-and adds what all lanes add with one `bins.at[idx].add(1.0)`, or where lanes loop, with one in each
-step. The very same scatter, by hand but under `refs.jit`, shows what of the difference is the call.
+and adds the contributions of all lanes with one `bins.at[idx].add(1.0)`, or if lanes loop, with one
+in each step. The very same scatter, by hand but under `refs.jit`, shows the cost of the call alone.
 (A lane of 20 statements makes 20 scatters; by hand they are one.)
 
 The columns take turns in one process; a figure is the median of the rounds, a ratio that of the
-medians. The temporary memory is what XLA allocates beside arguments and results: a copy of the
-array for each lane would show there.
+medians. The temporary memory is the memory that XLA allocates beside arguments and results: a copy
+of the array for each lane would show there.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ CASES = [
 
 @dataclass(frozen=True)
 class Side:
-    """One way of writing it: a call that adds once more, and what it holds and needs."""
+    """One way of writing a case: a call that adds once more, the present value, and its memory."""
 
     call: Callable[[], Any]
     value: Callable[[], Any]

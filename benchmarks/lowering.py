@@ -1,11 +1,11 @@
-"""What it costs to get a program over refs ready for XLA: trace, discharge, order, lower.
+"""What it costs to prepare a program over refs for XLA: trace, discharge, order, lower.
 
     python benchmarks/lowering.py [--rounds N]
 
 Three ways of writing the same program take turns in one process: over refs under `refs.jit`; by
 hand, the state threaded through `jax.jit`; over JAX's own refs under `jax.jit`. A figure is the
-median of the rounds in milliseconds, a ratio that of the medians. XLA's own compilation, which
-comes afterwards and takes longer than all this, is not in it. Each round traces functions that JAX
+median of the rounds in milliseconds, a ratio that of the medians. The figures exclude XLA's
+compilation, which comes afterwards and takes longer. Each round traces functions that JAX
 has never seen, but keeps JAX's caches of its own small functions, as a long session does.
 """
 
@@ -36,7 +36,7 @@ STEPS = 1000
 
 @dataclass(frozen=True)
 class Program:
-    """One program: `over_refs(state, args)` and `by_hand(state, args)`, and what they take."""
+    """One program: `over_refs(state, *args)` and `by_hand(state, *args)`, and their arguments."""
 
     title: str
     state: Any
@@ -89,7 +89,7 @@ def programs() -> list[Program]:
 
 
 def fresh(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, as one that JAX has not seen."""
+    """The same function as a new object, which JAX's caches don't know."""
     return functools.partial(fun)
 
 
@@ -115,7 +115,7 @@ def table(rounds: int) -> Table:
         table.add_column(title, justify="right")
     for program in programs():
         closed = jax.make_jaxpr(program.by_hand)(program.state, *program.args)
-        # Before the rounds each is called once: that fills JAX's own caches.
+        # `medians` calls each once before the rounds, which fills JAX's own caches.
         times = [us / 1e3 for us in medians(lowerings(program), rounds, repeat=1)]
         table.add_row(
             program.title,

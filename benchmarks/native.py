@@ -1,14 +1,14 @@
-"""What JAX's own refs make of programs that should simply run, and what `refs` makes of them.
+"""Programs that should simply run: their results over JAX's own refs, and over `refs`.
 
     python benchmarks/native.py [--rounds N] [--time-out SECONDS] [--no-times]
 
-The first table has a row for each program of `native_programs_*.py`. Both columns are run, one
-program at a time, in a process of their own, which is ended if the program doesn't end by itself.
-A result is held against what plain Python computes.
+The first table has a row for each program of `native_programs_*.py`. The programs run one at a time
+in a separate process, which is killed if the program doesn't end by itself. Each result is compared
+with that of plain Python.
 
 The second table has times: of a call, of an eager update, and of loops over large arrays. The
 columns take turns in one process; a figure is the median of the rounds, a ratio is the ratio of the
-medians. The control threads arrays by hand through a `jax.jit`, which donates those that are state.
+medians. The control threads arrays by hand through a `jax.jit`, which donates the state.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ PROGRAMS = {
     if isinstance(item, Program)
 }
 
-# --- Right, wrong, an error, or no end ------------------------------------------------------------
+# --- Outcomes: right, wrong, an error, or no end --------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a program: `right` says whether it is what was expected."""
+    """The outcome of a program: `right` says whether it is the expected one."""
 
     right: bool
     text: str
@@ -73,7 +73,7 @@ def first_words(message: str, length: int = 60) -> str:
 
 
 def equal(result: Any, right: Any) -> bool:
-    """Whether arrays are what Python's numbers, lists and tuples say."""
+    """Whether arrays equal the numbers, lists and tuples of `right`."""
     if isinstance(right, tuple):
         return len(result) == len(right) and all(map(equal, result, right))
     result, right = np.asarray(result), np.asarray(right)
@@ -86,11 +86,11 @@ def shown(x: Any) -> str:
     return np.array2string(np.asarray(x), precision=4, separator=", ")
 
 
-# --- In a process that can be ended ---------------------------------------------------------------
+# --- A process that can be killed -----------------------------------------------------------------
 
 
 class Worker:
-    """Runs programs in a process of its own; one that doesn't end is ended with its process."""
+    """Runs programs in a separate process, which is killed with a program that doesn't end."""
 
     def __init__(self, time_out: float):
         self.time_out = time_out
@@ -102,7 +102,7 @@ class Worker:
         self._process = self._context.Process(target=work, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
-        self._pipe.recv()  # The imports don't count.
+        self._pipe.recv()  # The time-out doesn't include the imports.
 
     def __call__(self, name: str, side: str) -> Outcome:
         self._pipe.send((name, side))
@@ -133,7 +133,7 @@ def work(pipe: Any) -> None:
 
 
 def outcomes(names: Sequence[str], time_out: float) -> Iterator[tuple[str, Outcome, Outcome]]:
-    """Of each program: its name, what JAX makes of it, and what `refs` does."""
+    """For each program: its name, its outcome with JAX, and with `refs`."""
     worker = Worker(time_out)
     try:
         for name in names:
@@ -167,7 +167,7 @@ def add_one(r: Any) -> None:
 
 
 def adding_one(wrap: Any) -> list[Call]:
-    """`wrap(add_one, m)` is called, for the module `m` whose ref it is over."""
+    """Calls of `wrap(add_one, m)` on a ref of the module `m`, and of the same by hand."""
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
     x = jnp.zeros(16)
 
@@ -208,9 +208,9 @@ def swap_neighbours_of_an_array(x: Any) -> Any:
 
 
 def over_state(pure: Any, program: Any, wrap: Any, start: Any, *args: Any) -> list[Call]:
-    """By hand, native, ours: `pure(x, *args)` gives the new x, `program(r, *args)` mutates r.
+    """By hand, native, ours: `pure(x, *args)` returns the new x, `program(r, *args)` mutates r.
 
-    `wrap(m)` makes what is called of either, with the functions of the module `m`.
+    `wrap(m)` transforms either of them, with the functions of the module `m`.
     """
     step = jax.jit(wrap(jax)(pure), donate_argnums=0)
     x = jnp.copy(start)
@@ -260,7 +260,7 @@ def lanes_of_while() -> list[Call]:
 
 
 def walk(new_ref: Callable[[Any], Any]) -> Callable[[Any, Any, Any], Any]:
-    """A loop that reads and writes one array at random places, over a ref made inside."""
+    """A loop that reads and writes one array at random indices, over a ref made inside."""
 
     def loss(x: Any, to: Any, of: Any) -> Any:
         r = new_ref(x)

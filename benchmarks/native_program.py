@@ -1,7 +1,7 @@
-"""A program over refs, written once for JAX's own refs and for ours; and the module of JAX's.
+"""A program over refs, written once for JAX's own refs and for `refs`; and JAX's functions for it.
 
-The programs are in the files `native_programs_*.py`. `native.py` prints what both make of them,
-and `tests/test_native.py` holds `refs` to what plain Python makes of the same statements.
+The programs are in the files `native_programs_*.py`. `native.py` prints the outcomes with both,
+and `tests/test_native.py` compares `refs` with plain Python on the same statements.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Program:
     """A row of the table.
 
     Attributes:
-      run: the program, of a module of functions over refs; it returns a pytree of arrays.
-      title: what it does, in words.
-      expected: makes the right result; or an error of the right class and with a part of the
-        right text.
+      run: the program; it takes `NATIVE` or the module `refs`, and returns a pytree of arrays.
+      title: a description of the program.
+      expected: a function that returns the right result; or an error of the right class, with a
+        part of the right text.
     """
 
     run: Callable[[Any], Any]
@@ -67,5 +67,5 @@ class Program:
 def program(
     title: str, expected: Callable[[], Any] | Exception
 ) -> Callable[[Callable[[Any], Any]], Program]:
-    """Makes a row of a function of a module over refs."""
+    """Decorates a function of a module as a row of the table."""
     return lambda run: Program(run, title, expected)

@@ -1,4 +1,4 @@
-"""Programs over refs that are differentiated, and functions with rules of their own."""
+"""Programs over refs: derivatives, and functions with derivative rules of their own."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def grad_of_a_checkpointed_cond_that_writes_and_reads_a_ref(m: Any) -> Any:
     return m.grad(f)(1.0)
 
 
-# --- Custom rules: sin, which counts its calls, and whose derivative is said to be 100 ---
+# --- Custom rules: a sin that counts its calls, and whose rule gives the derivative 100 ---
 
 
 def counted_sin_with_a_jvp_rule(n: Any) -> Any:

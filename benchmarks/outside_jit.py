@@ -1,10 +1,10 @@
-"""What runs outside of `jit`: derivatives, operation by operation, and loops.
+"""What derivatives, operation by operation, and loops cost outside of `jit`.
 
     python benchmarks/outside_jit.py [--rounds N]
 
-The programs are small, so that what is measured is Python: what `refs` adds to each operation. The
-control is JAX's own function with the state passed in and out by hand. The columns take turns in
-one process; a figure is the median of the rounds, a ratio that of the medians.
+The programs are small, so that the figures show Python's time: what `refs` adds to each operation.
+The control is JAX's own function with the state passed in and out by hand. The columns take turns
+in one process; a figure is the median of the rounds, a ratio that of the medians.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Ways = tuple[Callable[[], Any], Callable[[], Any]]
 
 
 def threaded(fun: Callable[..., Any], x: Any, state: Any) -> Callable[[], Any]:
-    """Calls of `fun(x, state) -> (result, state)`, each with the state that the last one left."""
+    """Calls of `fun(x, state) -> (result, state)`, each with the state of the previous call."""
 
     def call() -> Any:
         nonlocal state

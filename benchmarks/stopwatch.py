@@ -1,4 +1,4 @@
-"""What the benchmarks share: calls that are timed in turns, in one process, and medians."""
+"""Timing for all benchmarks: calls take turns in one process, and medians are compared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def microseconds(call: Callable[[], Any], repeat: int) -> float:
-    """Of one of `repeat` calls, on average."""
+    """Microseconds a call, the mean of `repeat` calls."""
     start = time.perf_counter()
     for _ in range(repeat):
         call()
@@ -18,9 +18,9 @@ def microseconds(call: Callable[[], Any], repeat: int) -> float:
 
 
 def in_turns(measures: Sequence[Callable[[], float]], rounds: int | Sequence[int]) -> list[float]:
-    """The median of what each measures, when all take turns: a busy machine is busy for all.
+    """The median of each measure. All take turns, so that other load on the machine affects all.
 
-    One that has fewer rounds than the others sits some out, evenly from the first to the last.
+    A measure with fewer rounds than the others skips some, evenly from the first to the last.
     """
     each = [rounds] * len(measures) if isinstance(rounds, int) else rounds
     most = max(each)

@@ -1,9 +1,9 @@
 """The training step of `digits.py` in two other styles, and a stopwatch for all three.
 
 hand-threaded   the state is an argument and a result; `donate_argnums` lets XLA update it in place
-native refs     the very function of `digits.py`, under `jax.jit`, over `jax.ref.new_ref`
+native refs     the same function as in `digits.py`, under `jax.jit`, over `jax.ref.new_ref`
 
-All compute the same numbers; the example's test holds their losses against each other.
+All compute the same numbers; the example's test compares their losses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ State = dict[str, Any]
 
 @partial(jax.jit, donate_argnums=0)
 def hand_threaded_step(state: State, images: Array, labels: Array) -> tuple[State, Array]:
-    """The step without refs: every value comes in, and goes out again."""
+    """The step without refs: all state is an argument and a result."""
     batches = state["batches"] + 1
     rate = state["rate"]
     (loss, batch_stats), grads = jax.value_and_grad(digits.loss_fn, has_aux=True)(
@@ -92,7 +92,7 @@ class Timing:
     name: str
     losses: list[float]  # of the first steps
     cells: int  # buffers of state
-    moved: int  # of them, those that lie elsewhere at the end than after the first step
+    moved: int  # of them, those whose address at the end differs from that after the first step
     seconds_per_step: list[float] = field(default_factory=list)  # one a round
 
     @property
@@ -106,7 +106,7 @@ def compare(
     """Time the three styles from the same state on the same batch, taking turns.
 
     A round runs `steps` steps and waits for the last loss, as a training loop would. Turns are
-    short and their order rotates, so that a busy machine is busy for all three.
+    short and their order rotates, so that other load on the machine affects all three.
     """
     images, labels = jnp.asarray(images), jnp.asarray(labels)
     runners = {
@@ -139,7 +139,7 @@ def compare(
 
 
 def table(timings: list[Timing]) -> Table:
-    """The comparison for people: medians over the rounds, and their ratio to the first row's."""
+    """The comparison as a table: medians over the rounds, and their ratio to the first row's."""
     table = Table(title="The same step, written three ways")
     table.add_column("style")
     for title in ("steps/s", "ms a step", "time, first = 1", "buffers moved"):

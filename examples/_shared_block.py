@@ -1,7 +1,7 @@
 """A block of memory that one process writes and others read, without locks (a "seqlock").
 
-A counter is odd while somebody writes. A reader copies everything, and throws the copy away if the
-counter was odd before or is another one after.
+A counter is odd while the writer writes. A reader copies the whole block, and throws the copy away
+if the counter was odd before, or has changed after.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Block:
     """A header and `size` floats, in shared memory.
 
     Attributes:
-      torn: how many copies were thrown away because the counter had moved.
-      corrupt: and how many because of their checksum, though the counter had not.
+      torn: how many copies were thrown away because the counter was odd or had changed.
+      corrupt: how many were thrown away because of a wrong checksum, with an unchanged counter.
     """
 
     def __init__(self, size: int, name: str | None = None):
@@ -49,7 +49,7 @@ class Block:
         return bool(self._header["end"])
 
     def write(self, step: int, loss: float, parts: Iterable[np.ndarray]) -> int:
-        """Copies the parts into the block, one behind the other; their checksum."""
+        """Copies the parts into the block, one behind the other; returns their checksum."""
         header, start, crc = self._header, 0, 0
         header["sequence"] += 1
         for part in parts:
@@ -65,7 +65,7 @@ class Block:
         self._header["end"] = True
 
     def read(self) -> Snapshot | None:
-        """What was written last; None if it was read before, or if it is just being written."""
+        """The last values written; None if they were read before, or are just being written."""
         before = int(self._header["sequence"])
         if before == self._seen:
             return None
@@ -73,8 +73,8 @@ class Block:
         if before % 2 or int(self._header["sequence"]) != before:
             self.torn += 1
             return None
-        # An x86 stores in the program's order. An ARM need not, and Python has no barrier to make
-        # it: there the counter alone proves nothing, but the checksum still does.
+        # An x86 stores in the program's order. An ARM need not, and Python has no memory barrier:
+        # there the counter alone proves nothing, but the checksum still does.
         if zlib.crc32(values) != header["crc"]:
             self.corrupt += 1
             return None

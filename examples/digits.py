@@ -3,8 +3,8 @@
     python examples/digits.py            # about twenty seconds on two CPU cores
 
 Parameters, momentum, batch-norm statistics, the step counter and the learning rate are mutable
-arrays. One compiled function updates them all where they lie; nothing is threaded through it and
-nothing comes back but the loss. The parts, in the order in which they are worth reading:
+arrays. One compiled function updates them all in place; no state is threaded through it, and it
+returns nothing but the loss. The parts, in the order in which they are worth reading:
 
     init        makes ordinary arrays, then `jax.tree.map(refs.new_ref, ...)` makes them mutable
     loss_fn     pure: takes values, returns the loss and this batch's statistics
@@ -139,7 +139,7 @@ def train_step(net: Net, images: Array, labels: Array) -> Array:
     batches = net["batches"][...]
     rate = net["rate"][...]
 
-    # Differentiate a pure function of the values, then write what came out.
+    # Differentiate a pure function of the values, then write the results.
     params = jax.tree.map(lambda ref: ref[...], net["params"])
     (loss, batch_stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(
         params, augment(batches, images), labels
@@ -212,12 +212,12 @@ class Result:
     losses: list[float]  # one a step
     test_accuracy: float
     seconds: float
-    moved: int  # buffers that lie elsewhere at the end than after the first step
+    moved: int  # buffers whose address at the end differs from that after the first step
     peak_process_mb: float | None
 
 
 def pointers(tree: Any) -> list[int]:
-    """Where each buffer lies in memory."""
+    """The address of each buffer."""
     return [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(tree)]
 
 
@@ -229,7 +229,7 @@ def train(
     seed: int,
     on_epoch: Callable[[int, float, float], None] = lambda epoch, loss, accuracy: None,
 ) -> Result:
-    """Train from scratch; `on_epoch` hears the epoch, its mean loss and the test accuracy."""
+    """Train from scratch; `on_epoch` gets the epoch, its mean loss and the test accuracy."""
     if not 0 < batch_size <= len(data.train_labels):
         raise SystemExit(f"--batch-size must lie between 1 and {len(data.train_labels)}")
     if epochs < 1:
@@ -242,7 +242,7 @@ def train(
     placed: list[int] = []
     accuracy = 0.0
     for epoch in range(epochs):
-        # Written from outside; the compiled step sees it, as it is the same memory.
+        # Written outside of the compiled step, which sees the new value: it is the same memory.
         net["rate"][...] = LEARNING_RATE * (1 + math.cos(math.pi * epoch / epochs)) / 2
         first = len(losses)
         for images, labels in data.minibatches(batch_size, rng):
@@ -261,7 +261,7 @@ def train(
 
 
 def peak_process_mb() -> float | None:
-    """The most memory this process has held, or None where the system does not say."""
+    """The most memory this process has held, or None if the system does not say."""
     try:
         import resource
     except ImportError:  # Windows
@@ -271,7 +271,7 @@ def peak_process_mb() -> float | None:
 
 
 def peak_step_bytes(net: Net, images: Any, labels: Any) -> int | None:
-    """The most device memory that one compiled step holds, or None where XLA does not say."""
+    """The most device memory that one compiled step holds, or None if XLA does not say."""
     memory = train_step.lower(net, images, labels).compile().memory_analysis()
     if memory is None:
         return None
@@ -279,7 +279,7 @@ def peak_step_bytes(net: Net, images: Any, labels: Any) -> int | None:
         memory.argument_size_in_bytes
         + memory.output_size_in_bytes
         + memory.temp_size_in_bytes
-        - memory.alias_size_in_bytes  # outputs that lie in their arguments' memory
+        - memory.alias_size_in_bytes  # outputs in the memory of their arguments
     )
 
 
@@ -295,7 +295,7 @@ def main(
     limit: int | None = None,
     console: Console | None = None,
 ) -> Result:
-    """Train, compare, print. `limit` keeps only so many of the digits (for a quick look)."""
+    """Train, compare, print. `limit` keeps only that many digits (for a quick look)."""
     console = console or Console()
     data = load(limit)
     columns = (

@@ -3,18 +3,18 @@
     python examples/gym_env.py       # CartPole, a quarter of a minute on two CPU cores
     python examples/gym_env.py --env Acrobot-v1 --steps 4000     # a swinging arm
 
-One compiled function holds the loop over time, with everything in it: the agent picks actions, a
-callback steps the environments and writes what they say straight into the replay buffer's memory,
-and the agent learns from a batch of that buffer. The buffer, the network, its target, Adam's
-moments, the random key and the counters are mutable arrays; nothing is threaded through. The
-parts, in the order in which they are worth reading:
+One compiled function holds the whole loop over time: the agent picks actions, a callback steps the
+environments and writes observations and rewards straight into the replay buffer's memory, and the
+agent learns from a batch of that buffer. The buffer, the network, its target, Adam's moments, the
+random key and the counters are mutable arrays; no state is threaded through. The parts, in the
+order in which they are worth reading:
 
     Worlds.step   the callback: writes into NumPy views of the buffer's own memory
     make_buffer   the replay buffer, a row for each step of all environments
     act           picks actions for the row that is being filled
     learn         one step of double deep Q-learning (DQN) with Adam
     make_train    the loop over time, compiled
-    train         calls it, and looks at where the buffer lies
+    train         calls it, and checks the addresses of the buffer
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Worlds:
     writes = ("reward", "terminated", "ended", "real")  # and the observation that follows
 
     def __init__(self, env_id: str, n_envs: int, seed: int):
-        # They run one after the other in this process, and hand out one array of observations
-        # that they reuse: `step` copies it on at once.
+        # The environments run one after the other in this process, and return an array of
+        # observations that they reuse: `step` copies it at once.
         self.envs = gymnasium.make_vec(
             env_id,
             num_envs=n_envs,
@@ -84,7 +84,7 @@ class Worlds:
         self.ended = np.zeros(n_envs, bool)
 
     def step(self, actions: np.ndarray, row: dict[str, np.ndarray], after: np.ndarray) -> None:
-        """The callback. `row` and `after` are parts of the buffer: what is written stays there.
+        """The callback. `row` and `after` are the buffer's own memory: writes stay there.
 
         After the end of an episode an environment takes one step that only resets it: its action is
         ignored and its reward is 0. So an episode's true last observation is in `after` like any
@@ -100,9 +100,9 @@ class Worlds:
 
 
 def make_buffer(worlds: Worlds, rows: int) -> Cells:
-    """The replay buffer. Row `t` has what was seen at time `t`, what was done and what followed.
+    """The replay buffer. Row `t` has the observation and the action of time `t`, and the outcome.
 
-    The observation that followed is the next row's; the last row's is the first's.
+    The observation that follows is in the next row; after the last row comes the first.
     """
     n = worlds.envs.num_envs
     observations = np.zeros((rows, *worlds.first.shape), np.float32)
@@ -150,11 +150,11 @@ def q_values(params: Values, observations: Array) -> Array:
 
 
 def loss_fn(params: Values, target: Values, batch: Values) -> Array:
-    """How far the values are from a step of lookahead; transitions that aren't real count as 0."""
-    # The network itself picks the next action, its slower twin says what it is worth.
+    """The squared error against one step of lookahead; transitions that aren't real count as 0."""
+    # The network itself picks the next action, its slower copy estimates the value.
     best = q_values(params, batch["after"]).argmax(-1, keepdims=True)
     worth = jnp.take_along_axis(q_values(target, batch["after"]), best, axis=-1)[:, 0]
-    # An episode that ran out of time would have gone on: only a true end is worth nothing.
+    # An episode that ran out of time would have gone on: only a true end has the value 0.
     goal = batch["reward"] + DISCOUNT * jnp.where(batch["terminated"], 0.0, worth)
     values = q_values(params, batch["observation"])
     value = jnp.take_along_axis(values, batch["action"][:, None], axis=-1)[:, 0]
@@ -162,7 +162,7 @@ def loss_fn(params: Values, target: Values, batch: Values) -> Array:
     return (error**2 * batch["real"]).mean()
 
 
-# --- The state: refs, and what reads and writes them -----------------------------------------
+# --- The state: refs, and the functions that read and write them -----------------------------
 
 
 def fresh_key(agent: Cells) -> Array:
@@ -180,11 +180,11 @@ def act(agent: Cells, observations: Array, n_actions: int) -> Array:
 
 
 def sample(agent: Cells, buffer: Cells) -> Values:
-    """A batch of transitions from all that the buffer still has."""
+    """A batch of transitions from all rows that the buffer still has."""
     rows, n_envs = buffer["action"].shape
     key_row, key_env = jax.random.split(fresh_key(agent))
     now = agent["steps"][...]
-    # Row `now` has an observation already, but nobody knows yet what follows it.
+    # Row `now` has an observation already, but the outcome isn't known yet.
     age = 1 + jax.random.randint(key_row, (BATCH,), 0, jnp.minimum(now, rows - 1))
     row, env = (now - age) % rows, jax.random.randint(key_env, (BATCH,), 0, n_envs)
     batch = {name: ref[row, env] for name, ref in buffer.items()}
@@ -215,7 +215,7 @@ def make_train(worlds: Worlds) -> Callable[[Cells, Cells, Values], Array]:
     """Compiles the loop over time for these environments."""
 
     def step(agent: Cells, buffer: Cells) -> Array:
-        """One step of all environments, and of learning; the returns of episodes that ended."""
+        """One step of all environments and of learning; gives the returns of ended episodes."""
         rows = buffer["action"].shape[0]
         row = agent["steps"][...] % rows
         actions = act(agent, buffer["observation"][row], worlds.n_actions)
@@ -253,16 +253,16 @@ class Result:
     agent: Cells
     buffer: Cells
     returns: list[float]  # of every episode, in the order in which they ended
-    ended_at: list[int]  # when: the number of steps, those of each environment counted
+    ended_at: list[int]  # the number of steps then, of all environments together
     seconds: float
     steps_per_second: float  # likewise, after compilation
-    moved: int  # parts of the replay buffer that lie elsewhere than before the first step
+    moved: int  # refs of the replay buffer whose address differs from that before the first step
     at_start: float  # the mean of the first returns
     at_end: float  # and of the last
 
 
 def schedules(steps: int) -> dict[str, np.ndarray]:
-    """Epsilon falls in the first quarter, the learning rate all the time."""
+    """Epsilon falls in the first quarter of the steps, the learning rate in all of them."""
     done = np.arange(steps, dtype=np.float32) / steps
     return {
         "epsilon": np.maximum(np.float32(LAST_EPSILON) ** (4 * done), np.float32(LAST_EPSILON)),
@@ -271,7 +271,7 @@ def schedules(steps: int) -> dict[str, np.ndarray]:
 
 
 def pointers(cells: Cells) -> list[int]:
-    """Where each buffer lies in memory."""
+    """The address of each buffer."""
     return [ref.unsafe_buffer_pointer() for ref in jax.tree.leaves(cells)]
 
 
@@ -284,7 +284,7 @@ def train(
     seed: int,
     on_chunk: Callable[[list[float]], None] = lambda returns: None,
 ) -> Result:
-    """Train from scratch, `chunk` steps a call; `on_chunk` hears all returns so far."""
+    """Train from scratch, `chunk` steps a call; `on_chunk` gets all returns so far."""
     if chunk < 1 or steps % chunk or steps < 2 * chunk:
         raise SystemExit(f"--steps must be a multiple of {chunk}, and at least {2 * chunk}")
 
@@ -320,7 +320,7 @@ def train(
 
 
 def save_curve(result: Result, path: Path, title: str) -> bool:
-    """Draws the learning curve, if matplotlib is there."""
+    """Draws the learning curve, if matplotlib is installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,24 +1,23 @@
-"""Follow a training run from a second process, while one compiled call is at work on the state.
+"""Follow a training run from a second process, while one compiled call updates the state.
 
     python examples/shared_memory.py     # about ten seconds on two CPU cores
 
-All of the training is a single call of a compiled function, so its caller sees nothing until the
+The whole training is a single call of a compiled function, so its caller sees nothing until the
 end. But every few steps the program calls back, with the parameters' own memory: the callback
-copies it into a block of shared memory, from where another process reads it whenever it likes,
-tests the parameters on digits that were held out, and prints what it sees.
+copies it into a block of shared memory. Another process reads the block at any time, tests the
+parameters on held-out digits, and prints the result.
 
 Why is there a copy at all? XLA allocates the memory of its arrays by itself, and can't be told to
-do it in a shared block. So this is the least there can be: one `memcpy` from XLA's memory to the
-shared block, with no array made in between. The parts, in the order in which they are worth
-reading:
+use a shared block. So one `memcpy` from XLA's memory to the shared block, with no array made in
+between, is the minimum. The parts, in the order in which they are worth reading:
 
     train         the compiled function: steps, and now and then a callback
     Publisher     the callback: NumPy views of the parameters in, shared memory out
     follow        the second process; it uses NumPy only
     main          starts both
 
-The block, `_shared_block.py`, has no lock: the training never waits, and a reader that was
-overtaken throws away what it has copied.
+The block, `_shared_block.py`, has no lock: the training never waits, and a reader throws its copy
+away if the training has written meanwhile.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ SIZES = (64, 256, 256, 10)
 BATCH = 64
 LEARNING_RATE = 0.002
 MOMENTUM = 0.9
-PAUSE = 0.0005  # seconds between two looks of the reader
+PAUSE = 0.0005  # seconds between two reads, if there is nothing new
 PRINT_EVERY = 0.25  # seconds
 
 Net = dict[str, Any]
@@ -59,7 +58,7 @@ Net = dict[str, Any]
 
 
 def init(seed: int) -> Net:
-    """The network's first state, as ordinary arrays: of each layer the weight and the bias."""
+    """The network's first state, as ordinary arrays; weight and bias of each layer in turn."""
     key, *keys = jax.random.split(jax.random.key(seed), len(SIZES))
     params: list[Array] = []
     for k, (m, n) in zip(keys, pairwise(SIZES), strict=True):
@@ -99,7 +98,7 @@ def train_step(net: Net, images: Array, labels: Array) -> None:
 
 
 class Publisher:
-    """Writes the parameters to the block, and keeps a list of what it has written."""
+    """Writes the parameters to the block, and keeps the checksums of all that it has written."""
 
     def __init__(self, block: Block):
         self.block = block
@@ -134,12 +133,12 @@ def flat(images: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Sight:
-    """What the reader has seen of one snapshot."""
+    """The reader's results for one snapshot."""
 
     step: int
     crc: int  # of the values that it used
-    loss: float  # of the batch, as the training says
-    accuracy: float  # on the digits that were held out, as the reader has found out
+    loss: float  # of the batch, from the training
+    accuracy: float  # on the held-out digits, from the reader
 
     def describe(self) -> str:
         return f"step {self.step:,}, loss {self.loss:.4f}, test accuracy {self.accuracy:.2%}"
@@ -155,7 +154,7 @@ class Report:
 def follow(
     name: str, images: np.ndarray, labels: np.ndarray, to_main: Connection, quiet: bool
 ) -> None:
-    """Reads and tests what is in the block, until the training has ended; then sends a report."""
+    """Reads the block and tests its parameters until the training has ended; sends a report."""
     shapes = [s for m, n in pairwise(SIZES) for s in ((m, n), (n,))]
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     trainer = multiprocessing.parent_process()
@@ -164,7 +163,7 @@ def follow(
     with closing(Block(int(ends[-1]), name)) as block:
         to_main.send("ready")
         while trainer is None or trainer.is_alive():
-            finished = block.is_finished  # asked before reading: the last one isn't missed
+            finished = block.is_finished  # before reading, so that the last snapshot isn't missed
             found = block.read()
             if found is not None:
                 parts = np.split(found.values, ends[:-1])
@@ -190,11 +189,11 @@ class Result:
     report: Report
     checksums: dict[int, int]  # of what was published, by step
     seconds: float  # with compilation
-    moved: int  # buffers of the state that lie elsewhere at the end
+    moved: int  # buffers of the state whose address has changed at the end
 
     @property
     def inconsistent(self) -> int:
-        """How many snapshots the reader used that were never published like that."""
+        """How many snapshots the reader used that differ from the published ones."""
         return sum(self.checksums.get(sight.step) != sight.crc for sight in self.report.sights)
 
 
@@ -213,7 +212,7 @@ def train_and_follow(data: Data, *, steps: int, every: int, seed: int, quiet: bo
     reader = spawn.Process(target=follow, args=(block.name, *held_out, to_main, quiet), daemon=True)
     try:
         reader.start()
-        to_main.close()  # so that the end of the reader is the end of the pipe
+        to_main.close()  # so that the pipe ends with the reader
         from_reader.recv()
         began = time.perf_counter()
         try:
@@ -254,7 +253,7 @@ def main(
     quiet: bool = False,
     console: Console | None = None,
 ) -> Result:
-    """Train, follow, print. `limit` keeps only so many of the digits, `quiet` the reader still."""
+    """Train, follow, print. `limit` keeps that many digits; with `quiet` only `main` prints."""
     result = train_and_follow(load(limit), steps=steps, every=every, seed=seed, quiet=quiet)
     (console or Console()).print(summary(result))
     return result

@@ -1,4 +1,4 @@
-"""Shared fixtures, and Hypothesis profiles: how many random programs, and which.
+"""Shared fixtures, `--quick`, and Hypothesis profiles: how many random programs, and which.
 
 `dev` tries a few new ones each time, `ci` the same ones every time, `small` few of those,
 `nightly` very many. CI sets the variable CI; otherwise `HYPOTHESIS_PROFILE` chooses:
@@ -28,6 +28,30 @@ settings.register_profile("nightly", max_examples=5000, **COMMON)
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if "CI" in os.environ else "dev")
 )
+
+FEW = 3  # with --quick: how many of a test's parameter sets
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--quick", action="store_true", help=f"no slow tests, and {FEW} parameter sets of each"
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("quick"):
+        return
+    of_function = {}
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            of_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen = {
+        sets[k * (len(sets) - 1) // max(FEW - 1, 1)]
+        for sets in of_function.values()
+        for k in range(FEW)
+    }
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
 
 
 @pytest.fixture(params=[lambda f: f, refs.jit], ids=["op by op", "jit"])

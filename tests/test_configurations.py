@@ -23,6 +23,8 @@ LAWS = ["tests/laws/test_jit.py", "tests/laws/test_vmap.py"]
 WITHOUT_LAWS = {"jax_disable_jit"}
 FEW = {"HYPOTHESIS_PROFILE": "small", "SWEEP": "97"}
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_in(name):

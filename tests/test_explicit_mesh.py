@@ -265,6 +265,7 @@ def test_a_part_whose_sharding_is_not_known(run, case, mesh):
     np.testing.assert_array_equal(r[...], X)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(N == 4, reason="the process with four devices")
 def test_on_four_devices():
     assert "1 skipped" in run_again_with_devices(4, __file__)

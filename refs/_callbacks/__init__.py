@@ -1,1 +1,1 @@
-"""Host callbacks that are given the state's own memory."""
+"""Host callbacks that are given the refs' own memory."""

@@ -24,55 +24,58 @@ from refs._handles.ref import Ref, new_ref
 from refs._handles.view import RefView
 from refs._origin import user_site
 from refs._tracing.trace import one_name, ref_type, unique
-from refs._types import Aval, DType, RefLike, Sharding, Value
+from refs._types import Aval, DType, PyTree, RefLike, Sharding, Value
 from refs.errors import RefTypeError, RefValueError
 
 
 def io_callback(
     callback: Callable[..., Any],
-    result_shape_dtypes: Any,
+    result_shape_dtypes: PyTree,
     *args: Any,
     sharding: None = None,
     ordered: bool = False,
     keep_old: bool | None = None,
     device: str | None = None,
     **kwargs: Any,
-) -> Any:
+) -> PyTree:
     """Calls a Python function, which may do anything, with refs among its arguments.
 
-    As `jax.experimental.io_callback`. A ref, anywhere in the arguments, arrives as a writable NumPy
-    array in the ref's own memory, without a copy; a view, `r.at[i]`, as that part of it; any other
-    array as a read-only one. They may be used until the callback returns.
+    Works like `jax.experimental.io_callback`. A ref, anywhere in the arguments, arrives as a
+    writable NumPy array in the ref's own memory, without a copy; a view, `r.at[i]`, as that part of
+    it; any other array as a read-only one. The callback may use these arrays until it returns.
 
-    It is called as often as the program comes by, at top level, under `refs.jit`, in loops and
-    branches, in each lane of `refs.vmap`, and on each device of `refs.shard_map`. Calls that touch
-    one ref are made in the program's order; others in any order, unless they are `ordered`.
+    The callback runs each time the program reaches the call: at top level, under `refs.jit`, in
+    loops and branches, in each lane of `refs.vmap`, and on each device of `refs.shard_map`. Calls
+    that touch one ref are made in the program's order; others in any order, unless they are
+    `ordered`.
 
     On a GPU or TPU, memory is copied to the host and back by JAX's own callback; see `device`.
 
     Args:
       callback: the function. It is called with NumPy arrays and returns the results.
-      result_shape_dtypes: a pytree of what has a shape and a dtype, as `jax.ShapeDtypeStruct`; None
-        for no results.
+      result_shape_dtypes: a pytree of objects with a shape and a dtype, such as
+        `jax.ShapeDtypeStruct`; None for no results.
       *args: pytrees of refs, views and arrays.
       sharding: must be None: each device of `refs.shard_map` makes a call of its own.
       ordered: whether the call is made after all ordered ones before it, and before all after it.
       keep_old: whether the refs get their old values back if the callback raises, for which a call
-        needs a copy of them. None is: if they have at most 64 KiB together. Without a copy, refs
-        that the callback was given have what it has written to them.
+        needs a copy of them. None: if they have at most 64 KiB together. Without a copy, refs that
+        the callback was given keep what it has written to them.
       device: "gpu" if the callback takes arrays on a GPU (with `__cuda_array_interface__`,
-        `__dlpack__` and `stream`) instead. It has no results then: it writes to refs.
+        `__dlpack__` and `stream`) instead of NumPy's. Such a callback has no results: it writes to
+        refs.
       **kwargs: more arguments.
 
     Returns:
       The results: arrays of the shapes and dtypes asked for.
 
     Raises:
-      CallbackError: if the callback raises an exception, its cause. KeyboardInterrupt and the like
-        are raised themselves.
+      CallbackError: if the callback raises an exception, which becomes its cause.
+        KeyboardInterrupt and the like are raised themselves.
       RefEscapeError: if the callback keeps an array that it was given.
-      RefTypeError, RefValueError: if results aren't what was announced; if an argument has a dtype
-        of less than a byte, or is an array of PRNG keys; if a ref is spread over devices.
+      RefTypeError, RefValueError: if the results don't match `result_shape_dtypes`; if an argument
+        has a dtype of less than a byte, or is an array of PRNG keys; if a ref is spread over
+        devices.
 
     >>> seen = refs.new_ref(jnp.zeros(3))
     >>> def read_sensor(seen, k):
@@ -97,25 +100,26 @@ def io_callback(
 
 def pure_callback(
     callback: Callable[..., Any],
-    result_shape_dtypes: Any,
+    result_shape_dtypes: PyTree,
     *args: Any,
     sharding: None = None,
     vmap_method: str | None = None,
     keep_old: bool | None = None,
     device: str | None = None,
     **kwargs: Any,
-) -> Any:
+) -> PyTree:
     """Calls a Python function whose only effect is on the refs that it is given.
 
-    As `jax.pure_callback`, and as `io_callback` here; but it may be called more often than the
-    program comes by, as by `refs.checkpoint`, or not at all if nobody needs what it gives.
+    Works like `jax.pure_callback`, and like `refs.io_callback`; but the callback may run more often
+    than the program reaches the call, under `refs.checkpoint` for instance, or not at all if
+    nothing uses its results and what it writes.
 
     Args:
       callback: the function. It is called with NumPy arrays and returns the results.
-      result_shape_dtypes: a pytree of what has a shape and a dtype; None for no results.
+      result_shape_dtypes: a pytree of objects with a shape and a dtype; None for no results.
       *args: pytrees of refs, views and arrays.
       sharding: must be None: each device of `refs.shard_map` makes a call of its own.
-      vmap_method: what `vmap` makes of it. "sequential": a call in each lane, one after the other.
+      vmap_method: how `vmap` maps the call. "sequential": a call in each lane, one after the other.
         "expand_dims": one call, whose arrays have an axis in front, of size 1 where lanes share
         them. "broadcast_all": the same, but they all have the lanes' size. Without it, an error.
       keep_old: as `io_callback`'s.
@@ -158,7 +162,7 @@ _METHODS = (
 
 
 class _Options(NamedTuple):
-    what: str
+    what: str  # "io_callback" or "pure_callback"
     sharding: Sharding | None
     method: str | None
     keep_old: bool | None
@@ -166,8 +170,12 @@ class _Options(NamedTuple):
 
 
 def _call(
-    callback: Any, result_shape_dtypes: Any, args: Any, kwargs: Any, options: _Options
-) -> Any:
+    callback: Callable[..., Any],
+    result_shape_dtypes: PyTree,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: _Options,
+) -> PyTree:
     name = _checked_name(callback, options)
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_view)
     views = [x if is_view(x) else RefView(x, _WHOLE) if is_ref(x) else None for x in leaves]
@@ -196,8 +204,8 @@ def _call(
     return jax.tree.unflatten(out_tree, _bind(spec, name, refs, [*in_indices, *arrays]))
 
 
-def _bind(spec: CallbackSpec, name: str, refs: list[RefLike], operands: list[Value]) -> Any:
-    """The results of the call, made now or traced."""
+def _bind(spec: CallbackSpec, name: str, refs: list[RefLike], operands: list[Value]) -> list[Value]:
+    """Makes the call at top level, or traces it; returns the leaves of its results."""
     if not _jax.at_top_level():
         if refs:
             return ref_callback_p.bind(*refs, *operands, spec=spec)
@@ -227,7 +235,8 @@ def _checked_name(callback: Any, options: _Options) -> str:
     return name
 
 
-def _results(types: list[Aval], name: str, device: str | None) -> tuple[Any, ...]:
+def _results(types: list[Aval], name: str, device: str | None) -> tuple[Aval, ...]:
+    """The results' types as JAX has them."""
     if device == "gpu" and types:
         raise RefTypeError(f"{name} with device='gpu' and results: write them to refs")
     for t in types:
@@ -240,11 +249,11 @@ def _results(types: list[Aval], name: str, device: str | None) -> tuple[Any, ...
     return tuple(_jax.array_type(t.shape, _on_host(t.dtype, name)) for t in types)
 
 
-def _array(x: Value) -> Any:
+def _array(x: Value) -> Value:
     if isinstance(x, jax.Array):
         return x
     if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "biufc" and _jax.at_top_level():
-        # To JAX and back takes as long as the rest of the call.
+        # Converting it to a JAX array and back takes as long as the rest of the call.
         return np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))[...]
     return jnp.asarray(x)
 
@@ -256,11 +265,15 @@ def _part(view: RefView, number: int) -> Part:
     return Part(number, frozen, len(view._arrays), shape, is_whole)
 
 
-_WHOLE = ((...,),)
+_WHOLE = ((...,),)  # the path of `ref.at[...]`, a view of all of the ref
 
 
-def _on_host(dtype: DType, name: str) -> Any:
-    """The dtype, as JAX has it, if NumPy's memory is the same as XLA's."""
+def _on_host(dtype: DType, name: str) -> DType:
+    """The dtype as JAX canonicalizes it.
+
+    Raises:
+      RefTypeError: if NumPy and XLA don't store it in the same form.
+    """
     dtype, why_not = _host_dtype(dtype, jax.config.read("jax_enable_x64"))
     if why_not is not None:
         raise RefTypeError(f"{name} with an array of {why_not}")
@@ -268,7 +281,11 @@ def _on_host(dtype: DType, name: str) -> Any:
 
 
 @functools.lru_cache
-def _host_dtype(dtype: DType, _: bool) -> tuple[Any, str | None]:
+def _host_dtype(dtype: DType, _: bool) -> tuple[DType, str | None]:
+    """The canonical dtype, and why the host can't share its memory, or None.
+
+    The flag, `jax_enable_x64`, is part of the cache's key.
+    """
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return dtype, "PRNG keys: NumPy has none. Pass `jax.random.key_data(keys)`"
     dtype = jax.dtypes.canonicalize_dtype(dtype)
@@ -285,10 +302,10 @@ def _host_dtype(dtype: DType, _: bool) -> tuple[Any, str | None]:
 
 
 def _order() -> Ref:
-    """What all ordered callbacks are given: so that one comes after the other."""
+    """The ref that all ordered callbacks are given: calls that touch one ref keep their order."""
     with _lock:
         if not _made:
-            # On a thread of its own, because the first call may be in a trace.
+            # On another thread, because this one may be tracing: `new_ref` would be traced, too.
             with ThreadPoolExecutor(1) as thread:
                 _made.append(
                     thread.submit(new_ref, _NOTHING, name="the order of callbacks").result()
@@ -301,7 +318,9 @@ _lock = threading.Lock()
 _made: list[Ref] = []
 
 
-def _after(callback: Any) -> Any:
+def _after(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """The callback, to be called with the array of `_order` first, which it doesn't get."""
+
     @functools.wraps(callback)
     def called(_: Any, *args: Any, **kwargs: Any) -> Any:
         return callback(*args, **kwargs)

@@ -17,18 +17,20 @@ from refs.errors import RefTypeError
 class DeviceArray:
     """An array in the memory of a GPU, for the time of one call.
 
-    Of CuPy, PyTorch, Numba and others `asarray` or `from_dlpack` makes one of theirs, without a
-    copy. What they do must be on XLA's stream, `stream`: in CuPy
+    `asarray` or `from_dlpack` of CuPy, PyTorch, Numba and others makes one of their arrays from it,
+    without a copy. Their operations on it must run on XLA's stream, `stream`: in CuPy
     `with cupy.cuda.ExternalStream(x.stream):`.
 
     Attributes:
       shape: its shape.
       dtype: its NumPy dtype.
       stream: the address of the CUDA stream on which XLA runs the program.
-      writeable: whether it is a ref's.
+      writeable: whether it is the memory of a ref.
     """
 
-    def __init__(self, buffer: Any, shape: Any, dtype: DType, stream: int, writeable: bool):
+    def __init__(
+        self, buffer: Any, shape: Sequence[int], dtype: DType, stream: int, writeable: bool
+    ):
         self._buffer, self.stream, self.writeable = buffer, stream, writeable
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
 
@@ -54,12 +56,14 @@ class DeviceArray:
 
 
 def on_device(plan: Plan, types: Sequence[Aval], n_kept: int) -> Callable[..., Any]:
-    """The handler that calls with arrays on the device, of these types.
+    """The handler on XLA's buffers that calls the callback with arrays on the device.
 
-    Between the roots and the others stand `n_kept` operands that it has nothing to do with.
+    The buffers are those of the operands (the roots, `n_kept` values that the handler leaves alone,
+    the other operands), then those of the results, of which the first alias the roots. `types` are
+    those of the roots and the other operands.
 
     Raises:
-      RefTypeError: if the call needs more than that: there is no NumPy to do it with.
+      RefTypeError: if the call is in lanes, or takes rows or parts of refs: these need NumPy.
     """
     spec, n = plan.spec, len(types) + n_kept
     is_simple = not (plan.has_mask or plan.layers or any(k for _, k in plan.rows))

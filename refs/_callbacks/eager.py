@@ -1,11 +1,11 @@
-"""A callback at top level: Python calls Python, with the memory that the refs hold."""
+"""A callback at top level: Python calls it directly, on the memory of the refs' buffers."""
 
 from __future__ import annotations
 
 import ctypes
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count, repeat, starmap
 from typing import Any
 
@@ -21,7 +21,7 @@ from refs._callbacks.plan import Plan
 from refs._callbacks.spec import CallbackSpec
 from refs._types import Buffer, RefLike, Value
 
-# Together, refs of this size are copied in the time that a call takes anyway.
+# In bytes: copying refs of this size together takes no longer than the rest of a call.
 MOST_KEPT = 64 * 1024
 
 
@@ -30,16 +30,19 @@ def keeps_old(keep_old: bool | None, n_bytes: int) -> bool:
     return n_bytes <= MOST_KEPT if keep_old is None else keep_old
 
 
-def call_now(spec: CallbackSpec, refs: Sequence[RefLike], operands: Sequence[Value]) -> list[Any]:
-    """Calls the host, at top level; the results."""
+def call_now(spec: CallbackSpec, refs: Sequence[RefLike], operands: Sequence[Value]) -> list[Value]:
+    """Calls the callback at top level; returns its results."""
     plan = Plan.of(spec, len(refs))
 
-    # Programs may be reading the buffers still. One that is donated them comes after those; op by
-    # op there is none, and what a handle of JAX's holds is not ours to donate.
+    # Running programs may still read the buffers. A program that they are donated to, `_alone`,
+    # runs after those. With jit disabled there is none, and the buffers of JAX's own handles
+    # aren't ours to donate: these are copied.
     jit = not _jax.is_jit_disabled()
-    renew: list[Any] = [_alone if jit and is_ours(ref) else jnp.copy for ref in refs]
+    renew: list[Callable[[Buffer], Buffer]] = [
+        _alone if jit and is_ours(ref) else jnp.copy for ref in refs
+    ]
 
-    def call(held: list[Any], _: list[Any]) -> Any:
+    def call(held: list[Buffer], _: list[Any]) -> tuple[list[Buffer], list[Value]]:
         old = [*held]
         new = starmap(operator.call, zip(renew, old, strict=True))
         _ = [*map(list.__setitem__, repeat(held), count(), new)]
@@ -59,8 +62,8 @@ def call_now(spec: CallbackSpec, refs: Sequence[RefLike], operands: Sequence[Val
 
 
 def _run(
-    plan: Plan, refs: Sequence[RefLike], roots: list[Any], operands: Sequence[Value]
-) -> list[Any]:
+    plan: Plan, refs: Sequence[RefLike], roots: list[np.ndarray], operands: Sequence[Value]
+) -> list[Value]:
     spec = plan.spec
     arrays = [np.asarray(x) for x in operands]
     results = [np.empty(t.shape, t.dtype) for t in spec.results]
@@ -80,9 +83,9 @@ _alone = jax.jit(lambda x: x, donate_argnums=0, keep_unused=True)
 
 
 def _memory(buffer: Buffer) -> np.ndarray:
-    """The very memory of an array on a CPU, to be written to. The array must stay alive.
+    """The memory of a buffer on a CPU, as a writable array; the buffer must stay alive meanwhile.
 
-    Of one that is elsewhere, a copy.
+    A copy, if the buffer is on another device.
     """
     shape, dtype = buffer.shape, buffer.dtype
     if not _is_on_host(buffer):

@@ -1,6 +1,6 @@
-"""What a callback has raised, on its way through XLA to who made the call.
+"""The exception of a callback, on its way through XLA to the caller of the program.
 
-XLA passes on a text only. So the exception is kept here, under a number that the text carries.
+XLA passes on a text only. So the exception is kept here, under a number that the text contains.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from refs._callbacks.plan import Plan
 from refs._handles.access import describe
+from refs._types import RefLike
 from refs.errors import CallbackError, RefError
 
 
@@ -22,24 +23,25 @@ class Failure(NamedTuple):
     """A call that failed.
 
     Attributes:
-      error: what was raised.
-      host: the callback.
-      held: what the refs in its hands were then: of those that the program writes, by number.
+      error: the exception that was raised.
+      spec: the `CallbackSpec` of the callback.
+      held: the values that the refs given to the callback had then: of those that the program
+        writes, by their numbers (see `Plan`).
     """
 
     error: BaseException
     spec: Any
-    held: dict[int, Any]
+    held: dict[int, np.ndarray]
 
 
 _failures: dict[int, Failure] = {}
 _numbers = itertools.count(1)
-_MOST = 16  # Those of programs that aren't ours nobody asks for.
+_MOST = 16  # A limit, as failures in programs of JAX's own `jit` are never fetched.
 _MARK = re.compile(r"refs: failure #(\d+)")
 
 
-def passed_on(error: BaseException, plan: Plan, roots: Sequence[Any]) -> BaseException:
-    """What to raise into XLA instead of an exception of a callback."""
+def passed_on(error: BaseException, plan: Plan, roots: Sequence[np.ndarray]) -> BaseException:
+    """Keeps a callback's exception; returns the one to raise into XLA instead."""
     held = {k: np.array(x) for k, x in zip(plan.numbers, roots, strict=False) if k is not None}
     number = next(_numbers)
     while len(_failures) >= _MOST:
@@ -49,15 +51,15 @@ def passed_on(error: BaseException, plan: Plan, roots: Sequence[Any]) -> BaseExc
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """The failed call that made a program of XLA fail."""
-    # A callback may have run a program of JAX that failed likewise: its number comes first.
+    """Takes out the failure of the callback that made a program of XLA fail; None if none did."""
+    # A callback may have run a program of JAX that failed likewise: that number comes first.
     found = _MARK.findall(str(error))
     return _failures.pop(int(found[-1]), None) if found else None
 
 
 @contextmanager
 def failures_told() -> Iterator[None]:
-    """Raises what a callback has raised instead of the error that XLA makes of it."""
+    """Raises a callback's own failure instead of the error that XLA makes of it."""
     try:
         yield
     except Exception as error:
@@ -66,15 +68,16 @@ def failures_told() -> Iterator[None]:
         raise
 
 
-def raise_failure(failure: Failure, changed: Sequence[Any] = ()) -> NoReturn:
-    """Tells the caller what a callback has raised.
+def raise_failure(failure: Failure, changed: Sequence[RefLike] = ()) -> NoReturn:
+    """Raises a callback's failure to the caller of the program.
 
-    `changed` are refs that have what it had written to them; the others have their old values.
+    `changed` are refs that keep what the callback had written to them; the others have their old
+    values.
     """
     error, spec = failure.error, failure.spec
     if isinstance(error, RefError) or not isinstance(error, Exception):
-        # One of ours says all; an interrupt is to be caught as one.
-        error.__suppress_context__ = True  # what XLA makes of it
+        # An error of the library explains itself; an interrupt must be caught as an interrupt.
+        error.__suppress_context__ = True  # the error that XLA makes of it
         raise error
     kept = "The refs of the call keep their old values"
     if changed:

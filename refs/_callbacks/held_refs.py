@@ -1,7 +1,7 @@
-"""What is to be known of a program's callbacks: which refs are in the hands of all of them.
+"""An analysis of a program's callbacks: which refs all of them are given.
 
-XLA destroys what is donated to a program that fails, so a call keeps copies. Of such a ref it need
-not: whichever callback fails, what the ref holds then can be saved from there.
+XLA destroys the buffers donated to a program that fails, so a call keeps copies. A ref that all
+callbacks are given needs no copy: whichever callback fails, the ref's value is saved from there.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from refs._callbacks.eager import keeps_old
 from refs._callbacks.primitives import host_callback_p, ref_callback_p
 from refs._callbacks.spec import CallbackSpec
 from refs._tracing.facts import can_fail, can_fail_itself, inner_calls
-from refs._types import ClosedJaxpr
+from refs._types import ClosedJaxpr, RefLike
 
 
-def uncopied(closed: ClosedJaxpr, refs: dict[Any, Any]) -> set[Any]:
-    """Those of the refs that a call of the jaxpr keeps no copies of.
+def uncopied(closed: ClosedJaxpr, refs: dict[Any, RefLike]) -> set[Any]:
+    """The keys of the refs that a call of the jaxpr keeps no copies of.
 
     Args:
       closed: a jaxpr that can fail.
-      refs: for each ref that it writes, by its input variable or the ref's id: its type.
+      refs: the refs that it writes, by input variable or, for closed-over ones, by id.
     """
     held = _held_by_all(closed)
     found = {key for key in refs if held is not None and key in held}
@@ -33,14 +33,15 @@ def uncopied(closed: ClosedJaxpr, refs: dict[Any, Any]) -> set[Any]:
 
 
 def calls_host(closed: ClosedJaxpr) -> bool:
-    """Whether a callback of ours is called."""
+    """Whether the jaxpr, or one in it, calls a callback of this library."""
     return _jax.any_equation(closed, lambda e: e.primitive in (ref_callback_p, host_callback_p))
 
 
 def _held_by_all(closed: ClosedJaxpr) -> set[Any] | None:
-    """Variables, and ids of closed-over refs, that all that can fail is given; None if nothing can.
+    """The refs that every equation which can fail is given; None if no equation can fail.
 
-    A ref by another of its names isn't found: it is copied, then.
+    They are variables, and ids of closed-over refs. A ref under another of its names isn't found,
+    and is copied then.
     """
     jaxpr, result = closed.jaxpr, None
     ids = {v: id(c) for v, c in zip(jaxpr.constvars, closed.consts, strict=True)}

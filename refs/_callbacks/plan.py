@@ -1,4 +1,4 @@
-"""One call of a callback as a program makes it: in lanes, or not at all where a mask says so."""
+"""How a program makes the call of a callback: in lanes, or not at all where a mask is False."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refs._callbacks.spec import CallbackSpec
-from refs._types import Value
 from refs.errors import RefEscapeError
 
 
 class Layer(NamedTuple):
-    """One `jax.vmap` around a call: how many lanes, and which axis of each operand is theirs."""
+    """One `jax.vmap` around a call: how many lanes, and the batch axis of each operand, or None."""
 
     size: int
     axes: tuple[int | None, ...]
 
 
 class Plan(NamedTuple):
-    """How a program calls a host. Its operands are, in this order:
+    """How a program calls a callback. The operands are, in this order:
 
-    - the arrays that refs are, or are rows of: `n_roots` of them;
-    - whether the call is made at all, if it `has_mask`;
-    - which row each ref is: for the k-th, `rows[k]` is the root and how many indices there are;
-    - the host's other operands.
+    - the `n_roots` roots: the values of the refs, or of the refs that they are rows of;
+    - the mask, if the call `has_mask`: a scalar bool, whether the call is made at all;
+    - the indices of rows, scalars: the k-th ref is a row of the root `rows[k][0]`, at `rows[k][1]`
+      indices, the outermost first; it is the root itself if there are none;
+    - the other operands of the callback.
+
+    Each layer adds a batch axis to some of them.
 
     Attributes:
-      layers: the maps around it, the innermost first.
-      numbers: for each root, which of the refs that the whole program writes it is, or None.
-      by_lane: whether each lane of the next map around it makes the call, even if all lanes give
-        it the same. Otherwise that is one call, as where JAX maps what is the same for all.
+      layers: the maps around the call, the innermost first.
+      numbers: for each root, its position among the refs that the whole program writes, or None.
+      by_lane: whether each lane of the next map around the call makes a call of its own, even if no
+        operand is batched. Otherwise one call serves all lanes, as in JAX's own batching.
     """
 
     spec: CallbackSpec
@@ -47,28 +49,28 @@ class Plan(NamedTuple):
 
     @staticmethod
     def of(spec: CallbackSpec, n_refs: int) -> Plan:
-        """A call outside of lanes, which is made, with refs that are no rows of others."""
+        """A call outside of lanes, without a mask, with refs that are no rows of others."""
         return Plan(spec, n_refs, False, tuple((k, 0) for k in range(n_refs)))
 
     def with_mask(self) -> Plan:
-        """The same with a mask, the same in all layers if there was none."""
+        """This plan with a mask; a mask that it adds is not batched in any layer."""
         if self.has_mask:
             return self
         n = self.n_roots
         layers = [Layer(size, (*axes[:n], None, *axes[n:])) for size, axes in self.layers]
         return self._replace(has_mask=True, layers=tuple(layers))
 
-    def runner(self) -> Callable[[Sequence[Any], Sequence[Any]], None]:
-        """What makes the call, of `operands` and `results` in the memory that XLA has given.
+    def runner(self) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
+        """The function that makes the call, of operands and results in XLA's memory.
 
         It raises RefEscapeError if the callback keeps some of that memory, which NumPy can't take
         back.
         """
         n, depth, call = self.n_roots, len(self.layers), self.spec.call
-        # Nearly always, and then fast.
+        # The usual case, made faster.
         is_simple = self._replace(numbers=()) == Plan.of(self.spec, n)
 
-        def run(operands: Sequence[Value], results: Sequence[Any]) -> None:
+        def run(operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
             before = [*map(sys.getrefcount, operands)]
             try:
                 if is_simple:
@@ -85,8 +87,13 @@ class Plan(NamedTuple):
 
         return run
 
-    def _map(self, depth: int, operands: Sequence[Value], results: Sequence[Any]) -> None:
-        """The call in the lanes of the first `depth` layers."""
+    def _map(
+        self, depth: int, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]
+    ) -> None:
+        """Makes the call in all lanes of the first `depth` layers.
+
+        `results`: each `[*sizes, *shape]`, with the size of the outermost of these layers first.
+        """
         if depth == 0:
             self._call(operands, results)
         elif self.is_sequential:
@@ -104,7 +111,16 @@ class Plan(NamedTuple):
         else:
             self._call_once(operands, results)
 
-    def _call(self, operands: Sequence[Value], results: Sequence[Any], batch: Any = ()) -> None:
+    def _call(
+        self,
+        operands: Sequence[np.ndarray],
+        results: Sequence[np.ndarray],
+        batch: tuple[int, ...] = (),
+    ) -> None:
+        """Makes one call, or fills the results with zeros where the mask is False.
+
+        `batch` are the sizes of the batch axes that come first in the arrays.
+        """
         roots, rest = list(operands[: self.n_roots]), list(operands[self.n_roots :])
         if self.has_mask and not np.all(rest.pop(0)):
             for x in results:
@@ -118,8 +134,11 @@ class Plan(NamedTuple):
             del rest[:n]
         self.spec.call(refs, rest, results, batch)
 
-    def _call_once(self, operands: Sequence[Value], results: Sequence[Any]) -> None:
-        """One call for all lanes, whose axes come first: the outermost map's first of all."""
+    def _call_once(self, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+        """Makes one call for all lanes; batch axes come first, that of the outermost map foremost.
+
+        If only some lanes make the call, these make one each.
+        """
         operands = list(operands)
         for depth, layer in enumerate(reversed(self.layers)):
             for k, axis in enumerate(layer.axes):
@@ -135,7 +154,7 @@ class Plan(NamedTuple):
         if not self.has_mask or operands[self.n_roots].all():
             self._call(operands, results, batch)
             return
-        # Lane by lane, each as if it were all there are.
+        # One call for each lane, with batch axes of size 1.
         mask = np.broadcast_to(operands[self.n_roots], batch)
         for lane in np.ndindex(batch):
             here = tuple(slice(k, k + 1) for k in lane)
@@ -163,7 +182,7 @@ class Plan(NamedTuple):
 
 
 def _clear(error: BaseException | None) -> None:
-    """Empties the functions that an exception, and those that led to it, came through.
+    """Clears the frames that an exception, and those that led to it, came through.
 
     A traceback keeps their variables, and with them memory that may be gone when a debugger looks.
     """
@@ -175,9 +194,9 @@ def _clear(error: BaseException | None) -> None:
 
 
 def _grown(objects: Sequence[Any], before: list[int]) -> list[int]:
-    """Which objects are held by more than before."""
+    """The positions of the objects that have more references than before."""
     if [*map(sys.getrefcount, objects)] == before:
         return []
-    gc.collect()  # Those that hold them may be garbage already.
+    gc.collect()  # The new references may come from garbage.
     now = map(sys.getrefcount, objects)
     return [k for k, (m, n) in enumerate(zip(before, now, strict=True)) if n > m]

@@ -1,14 +1,14 @@
-"""Two primitives: a callback over refs, as it is traced, and what it is discharged to.
+"""Two primitives: `ref_callback`, as a callback is traced, and `host_callback`, its discharge.
 
-`ref_callback` takes refs. `host_callback` is pure: it takes the arrays that they hold and returns
-what they hold afterwards, in the same memory. It is that one which is batched and lowered.
+`ref_callback` takes refs. `host_callback` is pure: it takes the arrays that the refs hold and
+returns their new values, in the same memory. Only `host_callback` is batched and lowered.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ from refs._callbacks.device import on_device
 from refs._callbacks.failure import passed_on
 from refs._callbacks.plan import Layer, Plan
 from refs._callbacks.spec import CallbackSpec
-from refs._types import Aval, Buffer, Value
+from refs._types import Aval, Value
 from refs.errors import MissingRuleError, RefTypeError, RefValueError
 
 ref_callback_p = Primitive("ref_callback")
@@ -29,8 +29,8 @@ ref_callback_p.multiple_results = host_callback_p.multiple_results = True
 
 
 @_jax.def_effectful_abstract_eval(ref_callback_p)
-def _type_of_ref_callback(*avals: Any, spec: CallbackSpec) -> Any:
-    """The refs come first, each once."""
+def _type_of_ref_callback(*avals: Aval, spec: CallbackSpec) -> tuple[list[Aval], set[Any]]:
+    """The operands are the distinct refs, then arrays; the results are those of the callback."""
     n = len(spec.origins)
     effects = _jax.read_and_write(n)
     types = [_jax.varying_over(t, avals) for t in spec.results]
@@ -38,8 +38,14 @@ def _type_of_ref_callback(*avals: Any, spec: CallbackSpec) -> Any:
 
 
 @_jax.def_effectful_abstract_eval(host_callback_p)
-def _type_of_host_callback(*avals: Any, plan: Plan, n_kept: int, is_io: bool) -> Any:
-    """Operands: the roots, the values that are kept, the others. Results: likewise."""
+def _type_of_host_callback(
+    *avals: Aval, plan: Plan, n_kept: int, is_io: bool
+) -> tuple[list[Aval], set[Any]]:
+    """The operands are the roots, `n_kept` values that are passed through, and the others.
+
+    The results are the roots and the kept values, in the same memory, then the callback's own:
+    `[*sizes, *shape]`, with the size of the outermost map first.
+    """
     sizes = tuple(layer.size for layer in reversed(plan.layers))
     n_state = plan.n_roots + n_kept
     results = [t.update(shape=(*sizes, *t.shape)) for t in plan.spec.results]
@@ -47,8 +53,8 @@ def _type_of_host_callback(*avals: Any, plan: Plan, n_kept: int, is_io: bool) ->
     return [*avals[:n_state], *results], {_jax.io_effect} if is_io else set()
 
 
-def _discharge(*values: Any, spec: CallbackSpec) -> Any:
-    """By JAX's own interpreter, outside of our transformations."""
+def _discharge(*values: Value, spec: CallbackSpec) -> list[Value]:
+    """The rule of JAX's own discharge, outside of this library's transformations."""
     plan = Plan.of(spec, len(spec.origins))
     return host_callback_p.bind(*values, plan=plan, n_kept=0, is_io=spec.is_io)
 
@@ -57,16 +63,16 @@ _jax.register_native_discharge(ref_callback_p, _discharge)
 
 
 @host_callback_p.def_impl
-def _evaluate(*operands: Value, **params: Any) -> Any:
-    """Run op by op: on copies of the roots, as nobody has said that they may be overwritten."""
+def _evaluate(*operands: Value, **params: Any) -> list[Value]:
+    """Runs the call op by op, on copies of the roots: they aren't donated."""
     spec, key = params["plan"].spec, tuple(params.items())
     if key not in spec.compiled:
         spec.compiled[key] = jax.jit(lambda *args: host_callback_p.bind(*args, **params))
-    with jax.disable_jit(False):  # It would come back to us.
+    with jax.disable_jit(False):  # Without jit, `bind` would call this function again.
         return jax.block_until_ready(spec.compiled[key](*operands))
 
 
-def _refuse_derivatives(plan: Plan, **_: Any) -> Any:
+def _refuse_derivatives(plan: Plan, **_: Any) -> NoReturn:
     raise RefTypeError(
         f"{plan.spec.describe()} in a function that is differentiated with respect to what it is "
         "given: what Python does can't be differentiated. Give the function around it a rule "
@@ -85,7 +91,8 @@ def _batch(
     plan: Plan,
     n_kept: int,
     is_io: bool,
-) -> Any:
+) -> tuple[list[Value], list[int | None]]:
+    """Adds a layer to the plan; batch axes of results come first."""
     spec = plan.spec
     if not plan.by_lane and all(axis is None for axis in axes):
         out = host_callback_p.bind(*operands, plan=plan, n_kept=n_kept, is_io=is_io)
@@ -101,7 +108,7 @@ def _batch(
             "all lanes, and can't be given a part of a ref in each. Pass the ref and the index, or "
             "use 'sequential'"
         )
-    # What is a lane's own, though all hold the same till now.
+    # Each lane gets its own value of every root, even if all lanes hold the same until now.
     roots = [
         x if axis is not None else jax.numpy.broadcast_to(x, (size, *x.shape))
         for x, axis in zip(operands[: plan.n_roots], axes, strict=False)
@@ -123,6 +130,10 @@ _jax.register_batching(host_callback_p, _batch)
 def _on_buffers(
     platform: str, types: Sequence[Aval], *, plan: Plan, n_kept: int, is_io: bool
 ) -> tuple[Callable[..., Any], int] | None:
+    """The handler on XLA's buffers, and how many operands alias results; None for `_staged`.
+
+    The buffers are those of the operands, then those of the results (see `_type_of_host_callback`).
+    """
     n_operands, n_state = len(types), plan.n_roots + n_kept
     if platform != "cpu":
         given = [*types[: plan.n_roots], *types[n_state:]]
@@ -148,11 +159,11 @@ def _on_buffers(
     return handler, n_state
 
 
-def _memory_of(buffer: Buffer) -> Any:
-    """The array in a buffer of XLA's.
+def _memory_of(buffer: Any) -> np.ndarray:
+    """An array on the memory of one of XLA's buffers.
 
-    The owner of jaxlib's own array is an object at a place on the stack, and then it is gone. If
-    somebody kept that array, later buffers that stand at the same place would be taken for it.
+    The owner of jaxlib's own array is an object on the stack, which ends with the call. If a
+    callback kept that array, a later buffer at the same stack address would be taken for its owner.
     """
     x = np.asarray(buffer)
     address, _ = x.__array_interface__["data"]
@@ -160,8 +171,8 @@ def _memory_of(buffer: Buffer) -> Any:
     return np.ndarray(x.shape, x.dtype, memory)
 
 
-def _staged(*operands: Value, plan: Plan, n_kept: int, is_io: bool) -> Any:
-    """Through copies on the host, where there is no memory that both could use."""
+def _staged(*operands: Value, plan: Plan, n_kept: int, is_io: bool) -> list[Value]:
+    """The call through copies on the host, for devices whose memory the host can't use."""
     n_state = plan.n_roots + n_kept
     kept = operands[plan.n_roots : n_state]
     given = [*operands[: plan.n_roots], *operands[n_state:]]
@@ -169,7 +180,7 @@ def _staged(*operands: Value, plan: Plan, n_kept: int, is_io: bool) -> Any:
     like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given[: plan.n_roots]]
     like += [jax.ShapeDtypeStruct((*sizes, *t.shape), t.dtype) for t in plan.spec.results]
 
-    def call(*arrays: Any) -> Any:
+    def call(*arrays: Value) -> list[np.ndarray]:
         operands = [np.array(x) for x in arrays]
         results = [np.empty(t.shape, t.dtype) for t in like[plan.n_roots :]]
         roots = operands[: plan.n_roots]

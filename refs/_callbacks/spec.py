@@ -1,12 +1,12 @@
-"""What a callback is called with, and what becomes of its results: all of it NumPy.
+"""How a callback's arguments are built, and its results stored: all of it in NumPy.
 
-Whoever calls, XLA's handler or an eager `io_callback`, has an array for each ref (the ref's own
+Each caller, XLA's handler or an eager `io_callback`, has an array for each ref (the ref's own
 memory), one for each other operand and one to fill for each result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,18 +17,18 @@ from refs import _jax
 from refs._buffers.owners import called_back
 from refs._handles.view import RefView
 from refs._indexing.values import convert
-from refs._origin import Site
-from refs._types import PyTreeDef, Value
+from refs._origin import Origin, Site
+from refs._types import Aval, PyTree, PyTreeDef
 from refs.errors import RefIndexError, RefTypeError, RefValueError
 
 
 class Part(NamedTuple):
     """A ref, or a part of one, among the arguments: which ref, and the path to the part."""
 
-    ref: int
-    structure: Any  # of a `RefView`
+    ref: int  # its position among the distinct refs of the call
+    structure: tuple[Any, ...]  # the static part of a `RefView`, as in a pytree
     n_arrays: int  # how many arrays there are in its indices
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the part
     is_whole: bool
 
 
@@ -38,26 +38,27 @@ class CallbackSpec:
     Attributes:
       what: "io_callback" or "pure_callback".
       callback: the user's function.
-      tree: the structure of its arguments.
+      tree: the structure of its arguments, `(args, kwargs)`.
       leaves: for each leaf, a `Part`, or None for an array.
       results: the types of its results.
-      origins: who the refs are, for messages.
-      method: what `jax.vmap` makes of it: as `jax.pure_callback`'s `vmap_method`.
+      origins: the origins of the distinct refs, for messages.
+      method: how `jax.vmap` maps the call: `jax.pure_callback`'s `vmap_method`.
       site: where it is called.
-      keeps_old: whether refs get their old values back if the callback fails: None is for small
-        ones.
+      keeps_old: whether refs get their old values back if the callback fails. None: if they are
+        small.
       device: "gpu" if the callback takes arrays on a GPU, where there is one.
-      compiled: its calls op by op. It is here that nothing else may keep them, or it, alive.
+      compiled: its compiled calls op by op, by their parameters. They are kept here, so that
+        nothing else keeps them, or this spec, alive.
     """
 
     def __init__(
         self,
         what: str,
-        callback: Any,
+        callback: Callable[..., Any],
         tree: PyTreeDef,
         leaves: tuple[Part | None, ...],
-        results: tuple[Any, ...],
-        origins: tuple[Any, ...],
+        results: tuple[Aval, ...],
+        origins: tuple[Origin, ...],
         method: str | None,
         site: Site | None,
         keeps_old: bool | None,
@@ -66,7 +67,7 @@ class CallbackSpec:
         self.what, self.callback, self.tree, self.leaves = what, callback, tree, leaves
         self.results, self.origins = results, origins
         self.method, self.site, self.keeps_old, self.device = method, site, keeps_old, device
-        self.compiled: dict[Any, Any] = {}
+        self.compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._n_in_indices = sum(part.n_arrays for part in leaves if part is not None)
 
     @property
@@ -88,18 +89,22 @@ class CallbackSpec:
         return self.name
 
     def call(
-        self, roots: Sequence[Any], arrays: Sequence[Value], results: Sequence[Any], batch: Any = ()
+        self,
+        roots: Sequence[np.ndarray],
+        arrays: Sequence[np.ndarray],
+        results: Sequence[np.ndarray],
+        batch: tuple[int, ...] = (),
     ) -> None:
         """Calls the callback.
 
         Args:
-          roots: the memory of each ref.
+          roots: the memory of each ref, `[*batch, *shape]`.
           arrays: the other operands: first the arrays in the indices of parts, part by part.
-          results: to be filled.
-          batch: the sizes of axes that all of them have in front besides their own.
+          results: the arrays to fill, `[*batch, *shape]`.
+          batch: the sizes of the batch axes, if the call is made once for several lanes.
         """
         in_indices, rest = iter(arrays[: self._n_in_indices]), iter(arrays[self._n_in_indices :])
-        copies: list[tuple[Any, Any, Any]] = []
+        copies: list[tuple[np.ndarray, tuple[Any, ...], np.ndarray]] = []
         leaves = []
         for part in self.leaves:
             if part is None:
@@ -119,16 +124,23 @@ class CallbackSpec:
             self._store(out, results)
 
     def _part(
-        self, part: Part, x: Value, path: Any, batch: Any, copies: list[tuple[Any, Any, Any]]
-    ) -> Any:
-        """The part of `x`. Where integer arrays or masks make it a copy, it is noted in `copies`:
-        (of what, the index, the copy).
+        self,
+        part: Part,
+        x: np.ndarray,
+        path: tuple[Any, ...],
+        batch: tuple[int, ...],
+        copies: list[tuple[np.ndarray, tuple[Any, ...], np.ndarray]],
+    ) -> np.ndarray:
+        """The part of `x` that `path` names.
+
+        Where an index has integer arrays or masks, the part is a copy, to be written back after the
+        call: it is noted in `copies` as (the array that it is copied from, the index, the copy).
         """
         try:
             for idx in path:
                 idx = tuple(map(_numpy_index, idx))
                 if not any(e is ... for e in idx):
-                    idx = (*idx, ...)  # of a single element, too, a view
+                    idx = (*idx, ...)  # makes even a single element a view
                 inner = x[idx]
                 if any(isinstance(e, np.ndarray) for e in idx):
                     copies.append((x, idx, inner))
@@ -145,7 +157,8 @@ class CallbackSpec:
     def _name(self, part: Part) -> str:
         return f"{self.describe()} on a part of {self.origins[part.ref].describe()}"
 
-    def _store(self, out: Any, results: Sequence[Any]) -> None:
+    def _store(self, out: PyTree, results: Sequence[np.ndarray]) -> None:
+        """Fills `results` with what the callback has returned."""
         leaves = jax.tree.leaves(out)
         if len(leaves) != len(results):
             raise RefTypeError(
@@ -154,7 +167,7 @@ class CallbackSpec:
             )
         for k, (value, result) in enumerate(zip(leaves, results, strict=True)):
             if type(value) is int and jnp.issubdtype(result.dtype, jnp.integer):
-                value = convert(value, result.dtype)  # if it is in the range
+                value = convert(value, result.dtype)  # raises if it is out of range
             value = np.asarray(value)
             if value.shape != result.shape:
                 raise RefValueError(
@@ -171,7 +184,7 @@ class CallbackSpec:
 
 
 def _numpy_index(entry: Any) -> Any:
-    """An entry of an index as NumPy has it, which gives views for slices and integers."""
+    """An entry of an index in NumPy's form: slices and integers, of which it makes views."""
     if isinstance(entry, _jax.Slice):
         start = int(entry.start)
         stop = start + (entry.size - 1) * entry.stride + 1
@@ -181,5 +194,5 @@ def _numpy_index(entry: Any) -> Any:
     return entry
 
 
-def _take(arrays: Iterator[Value], part: Part) -> list[Any]:
+def _take(arrays: Iterator[np.ndarray], part: Part) -> list[np.ndarray]:
     return [next(arrays) for _ in range(part.n_arrays)]

@@ -1,4 +1,4 @@
-"""Discharge: from effectful jaxprs to pure ones, one rule for each primitive."""
+"""Discharge: from effectful jaxprs to pure ones, by a rule for each primitive."""
 
 from refs._discharge.discharge import discharge as discharge
 from refs._discharge.interpreter import Cell as Cell

@@ -1,24 +1,28 @@
-"""Cells: what a ref is during an interpretation."""
+"""Cells: the refs of a program while it is interpreted."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from jax import lax
 
 from refs import _jax
 from refs._indexing.sharded import sharded_like
 from refs._origin import UNKNOWN, Origin
-from refs._types import Value
+from refs._types import RefLike, Value
 from refs.errors import RefStateError
 
 
 class Cell:
-    """The current value of a ref during an interpretation.
+    """The current value of a ref during an interpretation: an array of its shape and dtype.
 
-    `target` is the ref itself, where the backward pass will find it. `method` says that lanes
-    share the ref, and how the value has been accumulated for it; `changes`, that the body under way
-    or a loop around it changes it. `number` says which one it is of those that the program writes.
+    Attributes:
+      origin: the ref's, for messages.
+      ended: how the ref has ended, "was freed at ...", or None.
+      sealed: why the ref can't be written here, or None.
+      target: the ref itself, for backward rules that touch it, or None.
+      made_here: whether the function under way has made the ref.
+      method: how the lanes that share the ref accumulate the value, "add" for instance, or None.
+      changes: whether the body under way, or a loop around it, writes the ref.
+      number: its position among the refs that the whole program writes, or None.
     """
 
     __slots__ = (
@@ -34,7 +38,11 @@ class Cell:
     )
 
     def __init__(
-        self, value: Value, origin: Origin = UNKNOWN, sealed: str | None = None, target: Any = None
+        self,
+        value: Value,
+        origin: Origin = UNKNOWN,
+        sealed: str | None = None,
+        target: RefLike = None,
     ):
         self._value = value
         self.origin = origin
@@ -50,7 +58,7 @@ class Cell:
         return self.origin.describe()
 
     def end(self, doing: str, how: str) -> None:
-        """Ends the ref, which only the function that made it can do: others run many times."""
+        """Ends the ref. Only the function that has made it may: others may run many times."""
         if not self.made_here:
             raise RefStateError(
                 f"{doing} of {self.describe()} inside a traced function that did not make it: do "
@@ -60,8 +68,8 @@ class Cell:
             raise RefStateError(f"{doing} of {self.describe()}, which {self.ended}")
         self.ended = how
 
-    def read(self) -> Any:
-        """The value now."""
+    def read(self) -> Value:
+        """The current value."""
         if self.ended is not None:
             raise RefStateError(f"use of {self.describe()}, which {self.ended}")
         return self._value
@@ -74,23 +82,23 @@ class Cell:
         # A ref's type is never weak, and loops carry it.
         self._value = _jax.strong(value)
 
-    def row(self, index: Any) -> Cell:
-        """The cell of one row."""
+    def row(self, index: Value) -> Cell:
+        """A cell for the row at `index`, an int32 scalar."""
         return Row(self, index)
 
 
 class Row(Cell):
-    """A row of another cell: what a step of a scan over a ref sees."""
+    """A row of another cell: the operand that a step of a `scan` over a ref gets."""
 
     __slots__ = ("index", "whole")
 
-    def __init__(self, whole: Cell, index: Any):
+    def __init__(self, whole: Cell, index: Value):
         super().__init__(None, whole.origin)
         self.whole, self.index = whole, index
         self.method = whole.method
         self.changes = whole.changes
 
-    def read(self) -> Any:
+    def read(self) -> Value:
         return lax.dynamic_index_in_dim(
             self.whole.read(), self.index, keepdims=False, allow_negative_indices=False
         )
@@ -108,6 +116,7 @@ class Row(Cell):
 
 
 def root(cell: Cell) -> Cell:
+    """The cell of the whole ref that a row, perhaps of a row, is in; any other cell as it is."""
     while isinstance(cell, Row):
         cell = cell.whole
     return cell

@@ -1,4 +1,4 @@
-"""What the rules of custom derivatives share."""
+"""Functions that the discharge rules of `custom_jvp` and `custom_vjp` share."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from refs.errors import RefValueError
 def eval_rule(
     ctx: Context, jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value], where: str
 ) -> list[Any]:
-    """`ctx.eval_open` of a user's derivative rule, of which no analysis has known.
+    """`ctx.eval_open` of a user's derivative rule, which no analysis of lanes has seen.
 
-    So it may do no more than its function to refs that lanes share.
+    So the rule may only accumulate into a ref that lanes share and accumulate into.
     """
     for x, kind in _touched(jaxpr, consts, args):
         if x.method and kind != Touch.NONE and kind.method != x.method:
@@ -52,13 +52,21 @@ def through(
     scope: Scope,
     closed: ClosedJaxpr,
     args: Sequence[Value],
-    given: tuple[Any, Any, Any],
+    given: tuple[list[Value], list[Value], list[Value]],
     smooth: Sequence[int],
     where: str,
-) -> Callable[[list[Any]], list[Any]]:
-    """What a custom function does to the `smooth` part of its state, as a function of that.
+) -> Callable[[list[Value]], list[Value]]:
+    """A custom function as a function from part of its state to that part of its new state.
 
-    It is evaluated besides the function's rule, to be differentiated, and mustn't be seen.
+    It is evaluated besides the function's rule, to be differentiated, and has no other effect.
+
+    Args:
+      scope: the function's scope.
+      closed: its jaxpr.
+      args: its operands, values and cells.
+      given: its (arrays, state, constants).
+      smooth: the positions of the part in the state.
+      where: where the function is called, for messages.
     """
     arrays, state, constants = given
     if can_fail(closed):
@@ -68,7 +76,7 @@ def through(
             "refs there"
         )
 
-    def part(values: list[Value]) -> list[Any]:
+    def part(values: list[Value]) -> list[Value]:
         full = [*state]
         for k, value in zip(smooth, values, strict=True):
             full[k] = value
@@ -80,6 +88,6 @@ def through(
 
 
 def is_smooth(x: Value) -> bool:
-    """True of values, and of symbolic zeros, that have derivatives."""
+    """Whether a value, or a symbolic zero, has a dtype with derivatives."""
     dtype = x.aval.dtype if _jax.is_symbolic_zero(x) else x.dtype
     return jnp.issubdtype(dtype, jnp.inexact)

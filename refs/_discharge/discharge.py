@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
 from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.program import Program
-from refs._origin import origin_of
-from refs._types import Aval, RefLike
+from refs._origin import Origin, origin_of
+from refs._types import Aval, ClosedJaxpr, RefLike, Value
 from refs.errors import RefTypeError
 
 
-def discharge(closed_jaxpr: Any) -> Any:
+def discharge(closed_jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Turns an effectful jaxpr into a pure one: state in, new state out.
 
     Args:
@@ -39,7 +37,7 @@ def discharge(closed_jaxpr: Any) -> Any:
     program = Program.of(closed_jaxpr)
     in_avals = closed_jaxpr.in_avals
 
-    def pure(ref_values: list[Any], inputs: list[Any]) -> list[Any]:
+    def pure(ref_values: list[Value], inputs: list[Value]) -> list[Value]:
         cells = [Cell(v, _origin(r)) for v, r in zip(ref_values, program.refs, strict=True)]
         args = [
             Cell(x, origin_of(aval)) if _jax.is_ref_type(aval) else x
@@ -58,12 +56,12 @@ def discharge(closed_jaxpr: Any) -> Any:
     )
 
 
-def _origin(ref: RefLike) -> Any:
+def _origin(ref: RefLike) -> Origin:
     return origin_of(_jax.typeof(ref))
 
 
-def _array_type(aval: Aval) -> Any:
-    """What `jax.make_jaxpr` takes for an array of a type, or of a ref's contents."""
+def _array_type(aval: Aval) -> jax.ShapeDtypeStruct:
+    """An argument of `jax.make_jaxpr`, for an array type or for the contents of a ref type."""
     array = aval.inner_aval if _jax.is_ref_type(aval) else aval
     return jax.ShapeDtypeStruct(
         array.shape, array.dtype, weak_type=getattr(array, "weak_type", False)

@@ -1,10 +1,10 @@
 """The interpreter: evaluates an effectful jaxpr with each ref a mutable cell.
 
-Two environments in one: a variable of array type has a value, written once; a variable of ref type
-has a `Cell`, whose value changes. Two variables may share a cell, so aliases need no special case.
-Equations without refs are evaluated as they are; for the others the registered rule decides.
+A variable of array type has a value, written once; a variable of ref type has a `Cell`, whose value
+changes. Two variables may share a cell, so aliases need no special case. Equations without refs are
+evaluated as they are; the others by the rule that is registered for their primitive.
 
-Evaluated on tracers, that is the discharge of a program: what comes out is pure. Rules for loops,
+Evaluated on tracers, a program is discharged: the trace records a pure one. Rules for loops,
 branches and calls go through `Context.scope`, which turns an inner jaxpr into a pure function of
 arrays and state: state in, new state out.
 """
@@ -34,11 +34,11 @@ class Context:
 
     Attributes:
       cells: the cell of each concrete ref, by the ref's id.
-      differentiated: whether what comes of it may be differentiated.
-      keeps_reads: whether what is read from refs is stored for the backward pass, of all else.
-      repeats: whether a backward pass would run this again.
-      lanes: in the lanes of `refs.vmap`, what is known of them.
-      held: what derivative rules may do to a ref that is given to their function and not touched.
+      differentiated: whether the results may be differentiated.
+      keeps_reads: whether `checkpoint` stores the values read from refs instead of the refs.
+      repeats: whether a backward pass would evaluate this again.
+      lanes: the lanes of `refs.vmap` that this is evaluated in, or None.
+      held: how derivative rules may touch a ref that their function is given and doesn't touch.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Context:
         self._around, self._inside = around, inside
 
     def eval(self, closed: ClosedJaxpr, args: Sequence[Value]) -> list[Any]:
-        """Interprets a closed jaxpr in place: `args` are values and cells, and so are results."""
+        """Interprets a closed jaxpr here. The arguments and results are values and cells."""
         consts = [
             self.cell_of(c)
             if isinstance(c, _jax.NativeRef)
@@ -74,7 +74,7 @@ class Context:
 
     def eval_open(self, jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value]) -> list[Any]:
         """`eval` of a jaxpr whose constants are given, as values and cells."""
-        # Where the constants aren't attached, the newest JAX has their variables among the inputs.
+        # The newest JAX has the variables of constants that aren't attached among the inputs.
         frame = Frame(jaxpr)
         frame.write((*jaxpr.constvars, *jaxpr.invars), (*consts, *args))
 
@@ -89,9 +89,9 @@ class Context:
             return [value(v) for v in jaxpr.outvars]
 
     def eval_eqn(self, jaxpr: Jaxpr, k: int, args: Sequence[Value]) -> list[Any]:
-        """The `k`-th equation: by its rule if refs are involved, as it is otherwise."""
+        """Evaluates the `k`-th equation: by its rule if it involves refs, otherwise as it is."""
         eqn = jaxpr.eqns[k]
-        # In lanes that part, a callback is made for those only that come by.
+        # Where lanes diverge, only those that reach a callback make the call.
         calls_host = self.lanes is not None and _calls_host(eqn)
         is_ours = calls_host or self._may_touch_later(eqn) or self._touches_in_rules(eqn)
         rule = rule_of(eqn, args, is_ours)
@@ -102,7 +102,7 @@ class Context:
         return _jax.bind_eqn(eqn, args)
 
     def _may_touch_later(self, eqn: Eqn) -> bool:
-        """Lanes that part take along which of them come by, to the backward pass too."""
+        """Whether a user's backward rule may run later, in lanes: it needs the mask from here."""
         return self.lanes is not None and (
             _jax.is_custom_vjp(eqn)
             or any(has_custom_vjp(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
@@ -112,7 +112,7 @@ class Context:
         return self.differentiated and any(True for _ in derivative_rules.touched_by_rules(eqn))
 
     def is_used(self, var: Atom) -> bool:
-        """True if anything uses an output of the equation under way."""
+        """Whether anything uses `var`, an output of the equation under way."""
         return var in touch_analysis.used(self._frames[-1].jaxpr)
 
     def cell_of(self, ref: RefLike) -> Cell:
@@ -122,24 +122,23 @@ class Context:
         return self.cells[id(ref)]
 
     def memoised(self, key: Any, alive: Any, make: Callable[[], Any]) -> Any:
-        """`make()`, once for each key in this body.
-
-        `alive` is what the key names by its id: it is kept from being collected meanwhile.
-        """
+        """`make()`, once for each key in this body. `alive`, whose id is in the key, is kept."""
         if key not in self._memo:
             self._memo[key] = (alive, make())
         return self._memo[key][1]
 
-    def scope(self, *calls: tuple[Any, Sequence[Any]], rules_of: Any = None) -> Scope:
+    def scope(
+        self, *calls: tuple[ClosedJaxpr, Sequence[Any]], rules_of: Eqn | None = None
+    ) -> Scope:
         """Prepares inner jaxprs, each with its operands, to be run as pure functions.
 
-        `rules_of` is their equation, if it has derivative rules of the user's.
+        `rules_of` is their equation, if it has a user's derivative rules.
         """
         return Scope(self, calls, rules_of)
 
     @contextmanager
     def where(self, flag: Value) -> Iterator[Lanes]:
-        """Meanwhile, only the lanes for which `flag` is true take part."""
+        """A context in which only the lanes for which `flag` is true take part."""
         lanes = self.lanes
         assert lanes is not None
         self.lanes = lanes.where(flag)
@@ -149,12 +148,12 @@ class Context:
             self.lanes = lanes
 
     def bindings(self) -> Bindings:
-        """What variables and refs stand for here."""
+        """The values and cells of variables and refs here."""
         frames = tuple(frame.known for frame in reversed(self._frames))
         return Bindings(frames, self.cells, self._around, self._inside)
 
     def resolve(self, const: Value) -> Any:
-        """The value or cell, here, of a constant of a rule that was traced long after."""
+        """The value or cell here of a constant of a rule, which JAX has traced later."""
         found = self.bindings().find(const)
         return self.cell_of(found) if isinstance(found, _jax.NativeRef) else found
 
@@ -166,7 +165,7 @@ class Context:
         finally:
             self._frames.pop()
             if not self._frames:
-                # It holds tracers, through functions that hold this context.
+                # The memo holds tracers, through functions that hold this context.
                 self._memo.clear()
 
 
@@ -183,18 +182,20 @@ class Scope:
     Attributes:
       written: the outer cells that any of the jaxprs changes, distinct.
       read: the outer cells that they only read.
-      portable: whether a function made in this scope serves any refs that alias in the same way.
-      sums: the distinct refs among them that lanes share and accumulate into.
+      portable: whether a function made here serves any refs that alias in the same pattern.
+      sums: the distinct refs that lanes share and that the jaxprs only accumulate into.
     """
 
-    def __init__(self, ctx: Context, calls: Sequence[tuple[Any, Sequence[Any]]], rules_of: Any):
+    def __init__(
+        self, ctx: Context, calls: Sequence[tuple[ClosedJaxpr, Sequence[Any]]], rules_of: Eqn | None
+    ):
         self._ctx = ctx
         self.bindings = ctx.bindings()
         least = Touch.NONE if rules_of is None else Touch.HELD
         touched: list[tuple[Cell, Touch]] = []
         self.portable = True
         for closed, args in calls:
-            # What a backward rule touches are the refs of this very call.
+            # A backward rule touches the refs of this particular call.
             self.portable &= not has_custom_vjp(closed.jaxpr)
             if not ctx.differentiated:
                 found = touch_analysis.touches(closed)
@@ -208,11 +209,11 @@ class Scope:
             for const, kind in (*zip(closed.consts, found.consts, strict=True), *found.hidden):
                 if isinstance(const, _jax.NativeRef):
                     self.portable = False
-                    # One that isn't known here is a rule's, which needn't be asked.
+                    # One without a cell here is touched only by a rule, which JAX may never trace.
                     if isinstance(cell := self.bindings.find(const), Cell):
                         touched.append((cell, kind))
-        # Rows of one ref may be the same row, or the ref itself may be here too: then it is the
-        # ref that is state, and its rows are read and written within it.
+        # Two rows of one ref may be the same row, or the ref itself may be touched, too. Then the
+        # whole ref is state, and its rows are read and written within it.
         sums = {id(cell.ref): cell.ref for cell, _ in touched if isinstance(cell, Accumulator)}
         self.sums = list(sums.values())
         touched = [(cell, kind) for cell, kind in touched if not isinstance(cell, Accumulator)]
@@ -233,21 +234,21 @@ class Scope:
         self._idle = [c for c, kind in kinds.values() if kind == Touch.NONE]
 
     def is_held(self, cell: Cell) -> bool:
-        """Whether only derivative rules may touch the ref, not their function."""
+        """Whether only derivative rules may touch the ref, and not their function."""
         return id(cell) in self._held
 
     @property
-    def state(self) -> list[Any]:
-        """The values of the written cells now."""
+    def state(self) -> list[Value]:
+        """The current values of the written cells."""
         return [c.read() for c in self.written]
 
     @property
-    def constants(self) -> list[Any]:
-        """The values of the cells that are only read, and what a body knows of its lanes."""
+    def constants(self) -> list[Value]:
+        """The values of the cells that are only read, then `Lanes.operands`, if in lanes."""
         lanes = self._ctx.lanes
         return [*(c.read() for c in self.read), *(lanes.operands if lanes is not None else [])]
 
-    def in_lanes(self, constants: Sequence[Value], lanes: Lanes) -> list[Any]:
+    def in_lanes(self, constants: Sequence[Value], lanes: Lanes) -> list[Value]:
         """`constants` for a body that runs in these lanes."""
         return [*constants[: len(self.read)], *lanes.operands]
 
@@ -260,12 +261,12 @@ class Scope:
         self,
         state: Sequence[Value],
         constants: Sequence[Value],
-        sums: Sequence[Any] | None = None,
+        sums: Sequence[RefLike] | None = None,
         is_silent: bool = False,
     ) -> InnerScope:
-        """A body, in which the cells hold these values, and `sums` stand for those outside.
+        """A body, in which the cells hold these values, and `sums` replace `self.sums`.
 
-        Nothing is added to one that is None, and with `is_silent` to none.
+        Nothing is accumulated into one that is None, nor, with `is_silent`, into any.
         """
         return InnerScope(self._ctx, self, state, constants, sums, is_silent)
 
@@ -277,8 +278,8 @@ class Scope:
 
         return called
 
-    def call(self, called: Callable[..., Any], args: Sequence[Value]) -> list[Any]:
-        """Applies what was made of such a function to the operands and cells as they are now."""
+    def call(self, called: Callable[..., Any], args: Sequence[Value]) -> list[Value]:
+        """Calls a `function`, perhaps transformed, on the current state, and updates that."""
         out, state = called(split(args), self.state, self.constants)
         self.update(state)
         return out
@@ -289,7 +290,7 @@ class Scope:
         args: Sequence[Value],
         state: Sequence[Value],
         constants: Sequence[Value],
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> tuple[list[Value], list[Value]]:
         """Runs one of the jaxprs on inner arrays and outer cells: (outputs, new state)."""
         return self.enter(state, constants).run(closed, args)
 
@@ -303,7 +304,7 @@ class InnerScope:
         scope: Scope,
         state: Sequence[Value],
         constants: Sequence[Value],
-        sums: Sequence[Any] | None,
+        sums: Sequence[RefLike] | None,
         is_silent: bool,
     ):
         inner_sums = scope.sums if sums is None else sums
@@ -341,29 +342,29 @@ class InnerScope:
         }
 
     @property
-    def state(self) -> list[Any]:
+    def state(self) -> list[Value]:
         return [c.read() for c in self._written]
 
-    def run(self, closed: ClosedJaxpr, args: Sequence[Value]) -> tuple[list[Any], list[Any]]:
+    def run(self, closed: ClosedJaxpr, args: Sequence[Value]) -> tuple[list[Value], list[Value]]:
         """Runs a jaxpr on inner arrays and outer cells: (outputs, new state)."""
         out = self.ctx.eval(closed, self.args(args))
         _check_no_ref_returned(out)
         return out, self.state
 
     def args(self, args: Sequence[Value]) -> list[Any]:
-        """Arguments with outer cells replaced by those inside."""
+        """`args` with outer cells replaced by inner ones."""
         return [self.cell(a) if isinstance(a, Cell) else a for a in args]
 
 
 class _Counterparts(NamedTuple):
-    """The cells of a body. Its context holds them, not the body: a cycle would keep refs."""
+    """The cells of a body. They don't refer to the body: such a cycle would keep refs alive."""
 
     inner_of: dict[int, Cell]
-    sum_of: dict[int, Any]
+    sum_of: dict[int, RefLike]
     is_silent: bool
 
     def cell(self, outer: Cell) -> Cell:
-        """The cell, inside, of an outer cell."""
+        """The inner cell that stands for an outer cell."""
         if isinstance(outer, Accumulator):
             ref = self.sum_of.get(id(outer.ref), outer.ref)
             return outer.of(outer.ref if ref is None else ref, self.is_silent or ref is None)
@@ -388,7 +389,7 @@ def _check_no_ref_returned(out: Sequence[Value]) -> None:
             )
 
 
-def split(args: Sequence[Value]) -> list[Any]:
+def split(args: Sequence[Value]) -> list[Value]:
     """The array operands among `args`."""
     return [a for a in args if not isinstance(a, Cell)]
 

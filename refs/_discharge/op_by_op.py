@@ -1,13 +1,13 @@
 """Discharge without a jaxpr: a trace in which refs are cells, and all else is as it is outside.
 
-Python sees in it what it would see without refs: concrete values, or the tracers of the
-transformation that is under way. So it may look at them, print them and branch on them.
+A Python function that runs in it gets the values that it would get without refs: concrete ones, or
+tracers of the transformation under way. So it may inspect, print and branch on them.
 
 An operation that touches a ref is discharged by the same rules as an equation (`Context`); any
-other is bound in the trace around this one. A custom function goes to that trace as it is, with its
-rules, so that these see what they would see without refs, too. JAX runs them outside of this trace,
-though, where a ref isn't what it is here. So if one touches a ref, it is stopped there, and the
-function is discharged as an equation.
+other is bound in the trace around this one. A custom function is bound there as it is, with its
+rules, so that these, too, get the values that they would get without refs. But JAX runs the
+function and its rules outside of this trace, where a ref has no cell. So if one of them touches a
+ref, it is stopped there, and the function is discharged as an equation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from refs._discharge.rule_closures import is_open
 from refs._handles import access
 from refs._handles.predicates import is_ref
 from refs._handles.ref_type import RefType
-from refs._origin import origin_of
+from refs._origin import Origin, origin_of
 from refs._tracing.derivative_rules import has_custom_vjp, touched_by_rules
 from refs._tracing.facts import can_fail, can_fail_itself
 from refs._tracing.touch_analysis import Touch
@@ -41,16 +41,20 @@ class OpByOp(_jax.Trace):
 
     Attributes:
       parent: the trace that operations without refs are bound in.
-      outside: the one that refs from outside are refs of: that around the transformation.
+      outside: the trace around the transformation, to which refs from outside belong.
       is_differentiated: whether `parent` differentiates.
       is_guard: whether a ref from outside may not be touched.
-      can_fail: whether an operation has come by that may fail when it runs.
-      has_custom_vjp: whether a function with a user's backward rule has.
+      can_fail: whether an operation so far may fail when it runs.
+      has_custom_vjp: whether a function so far has a user's backward rule.
       is_over: whether the function has ended, and with it the refs that it has made.
     """
 
     def __init__(
-        self, parent: Any, outside: Any, is_differentiated: bool = False, is_guard: bool = False
+        self,
+        parent: Any,
+        outside: _jax.Trace,
+        is_differentiated: bool = False,
+        is_guard: bool = False,
     ):
         super().__init__()
         self.parent, self.outside = parent, outside
@@ -62,11 +66,11 @@ class OpByOp(_jax.Trace):
     # -- refs -----------------------------------------------------------------------------------
 
     def open(self, ref: RefLike, value: Value) -> None:
-        """Says what a ref from outside holds at first."""
+        """Makes the cell of a ref from outside; `value` is the ref's value before the function."""
         cell = Cell(value, origin_of(_jax.typeof(ref)), target=ref)
         self._opened[id(ref)] = _Opened(ref, cell, value)
 
-    def make(self, value: Value, origin: Any) -> RefTracer:
+    def make(self, value: Value, origin: Origin) -> RefTracer:
         """A new ref."""
         cell = Cell(None, origin)
         cell.made_here = True
@@ -75,9 +79,9 @@ class OpByOp(_jax.Trace):
         return RefTracer(self, RefType.of(inner, origin), cell)
 
     def cell_of(self, ref: RefLike) -> Cell:
-        """What a ref is in here."""
+        """The cell of a ref, which is made when a ref from outside is touched first."""
         if self.has_made(ref):
-            ref.cell.origin = origin_of(ref.aval)  # JAX has made it without one.
+            ref.cell.origin = origin_of(ref.aval)  # The type gets it after JAX has made the ref.
             return ref.cell
         if self.is_guard:
             raise TouchedError(ref)
@@ -91,32 +95,32 @@ class OpByOp(_jax.Trace):
             self.open(ref, self.read(ref))
         return self._opened[id(ref)].cell
 
-    def read(self, ref: RefLike) -> Any:
-        """What a ref from outside holds now."""
+    def read(self, ref: RefLike) -> Value:
+        """The current value of a ref from outside."""
         with _jax.set_current_trace(self.outside):
             return access.get(ref)
 
     def has_made(self, x: Value) -> bool:
-        """Whether it is a ref made in here."""
+        """Whether `x` is a ref that was made in this trace."""
         return isinstance(x, RefTracer) and _jax.trace_of(x) is self
 
     @property
-    def opened(self) -> list[Any]:
+    def opened(self) -> list[RefLike]:
         """The refs from outside that have been touched."""
         return [x.ref for x in self._opened.values()]
 
     @property
-    def written(self) -> tuple[list[Any], list[Any]]:
-        """The refs from outside that have been written, and what they hold now."""
+    def written(self) -> tuple[list[RefLike], list[Value]]:
+        """The refs from outside that have been written, and the current values of their cells."""
         changed = [x for x in self._opened.values() if x.cell.read() is not x.before]
         return [x.ref for x in changed], [x.cell.read() for x in changed]
 
     def end(self) -> None:
-        """The function has ended. JAX may keep the trace in the rules that it has traced inside."""
+        """Ends the function. JAX may keep this trace, in rules traced inside; the refs must go."""
         self.is_over = True
         self._opened.clear()
 
-    # -- what JAX asks of a trace -----------------------------------------------------------------
+    # -- the interface of JAX's traces ------------------------------------------------------------
 
     def process_primitive(
         self, primitive: Primitive, operands: Sequence[Value], params: dict[str, Any], /
@@ -133,11 +137,11 @@ class OpByOp(_jax.Trace):
         return out if primitive.multiple_results else out[0]
 
     def call(self, closed: ClosedJaxpr, operands: Sequence[Value]) -> list[Any]:
-        """The outputs of a jaxpr that may come again, for values and refs."""
+        """The outputs, for values and refs, of a jaxpr that may be evaluated again."""
         self._note(_jax.jit_p, [closed])
         return self._discharged(closed, operands, made_of(_jax.jit_p, {"jaxpr": closed}))
 
-    def _note(self, primitive: Primitive, inner: Sequence[Any]) -> None:
+    def _note(self, primitive: Primitive, inner: Sequence[ClosedJaxpr]) -> None:
         self.can_fail |= can_fail_itself(primitive) or any(map(can_fail, inner))
         self.has_custom_vjp |= any(has_custom_vjp(closed.jaxpr) for closed in inner)
 
@@ -180,7 +184,7 @@ class OpByOp(_jax.Trace):
         with _jax.set_current_trace(self):
             return _jax.call_wrapped(fun, operands)
 
-    def stage_value(self, value: Value) -> Any:
+    def stage_value(self, value: Value) -> Value:
         with _jax.set_current_trace(self.parent):
             return self.parent.stage_value(value)
 
@@ -193,22 +197,22 @@ class OpByOp(_jax.Trace):
         primitive: Primitive,
         operands: Sequence[Value],
         params: dict[str, Any],
-        inner: Sequence[Any],
+        inner: Sequence[ClosedJaxpr],
     ) -> Any:
-        """Applies a primitive that no refs are concerned in, nor in the jaxprs that it runs."""
+        """Binds a primitive in `parent`. Its operands and `inner`, its jaxprs, have no refs."""
         with _jax.set_current_trace(self.parent):
             return primitive.bind(*operands, **params)
 
-    def _has_rules(self, inner: Sequence[Any]) -> bool:
-        """Whether derivative rules may touch a ref."""
+    def _has_rules(self, inner: Sequence[ClosedJaxpr]) -> bool:
+        """Whether derivative rules in these jaxprs may run, and touch a ref."""
         return self.is_differentiated and any(is_open(c.jaxpr) for c in inner)
 
-    # -- how it is done ---------------------------------------------------------------------------
+    # -- discharge --------------------------------------------------------------------------------
 
     def _discharged(
         self, jaxpr: ClosedJaxpr, operands: Sequence[Value], made: dict[Any, Any] | None = None
     ) -> list[Any]:
-        """The outputs of a jaxpr, for values and refs. `made` is what has been made of it."""
+        """The outputs of a jaxpr, for values and refs. `made` caches its compiled forms."""
         held = Touch.READ | Touch.WRITE if self.is_differentiated else Touch.NONE
         program = Program.of(jaxpr, self.is_differentiated and made is None)
         args = [self.cell_of(x) if is_ref(x) else x for x in operands]
@@ -219,7 +223,7 @@ class OpByOp(_jax.Trace):
             return Context(differentiated=self.is_differentiated, held=held)
 
         def evaluate(context: Context, given: Sequence[Any]) -> list[Any]:
-            # A rule may close over a ref that its function is given.
+            # A derivative rule may close over a ref that its function takes as an argument.
             refs = zip(operands, given[n:], strict=True)
             context.cells = {id(x): cell for x, cell in refs if is_ref(x)}
             return program.run(context, given[:n], given[n:])
@@ -245,8 +249,8 @@ class OpByOp(_jax.Trace):
         operands: Sequence[Value],
         params: dict[str, Any],
     ) -> Any:
-        """A function and its rules. The backward rule runs when all is over here."""
-        if self.parent is _jax.eval_trace:  # Nobody wants a derivative.
+        """Calls a function with rules. A backward rule runs only after this trace has ended."""
+        if self.parent is _jax.eval_trace:  # Nothing is differentiated.
             with _jax.set_current_trace(self):
                 return _jax.call_wrapped(funs[0], operands)
         if not any(map(is_ref, operands)):
@@ -256,7 +260,7 @@ class OpByOp(_jax.Trace):
                 with _jax.set_current_trace(self.parent):
                     return primitive.bind(*operands, subfuns=guarded, **params)
             except TouchedError:
-                if is_part:  # What is broken off must not have changed a ref: all of it is.
+                if is_part:  # An attempt that fails must not have changed a ref: all of it fails.
                     raise
             finally:
                 _is_attempt.reset(token)
@@ -271,6 +275,7 @@ class OpByOp(_jax.Trace):
         operands: Sequence[Value],
         params: dict[str, Any],
     ) -> Any:
+        """Binds a primitive of functions by tracing it to an equation, which is discharged."""
         types = [AbstractArgument(_type_of(x)) for x in operands]
         with _jax.set_current_trace(self.parent):
             jaxpr, as_given = _jax.trace_functions(primitive, funs, types, params)
@@ -291,28 +296,28 @@ _jax.register_tracer(RefTracer)
 
 
 class _Opened:
-    """A ref from outside: its cell, and what it held before."""
+    """A ref from outside, its cell, and the value that it had before."""
 
     __slots__ = ("before", "cell", "ref")
 
-    def __init__(self, ref: RefLike, cell: Cell, before: Any):
+    def __init__(self, ref: RefLike, cell: Cell, before: Value):
         self.ref, self.cell, self.before = ref, cell, before
 
 
 class TouchedError(BaseException):
-    """A guarded function touches a ref: no error of the user's, who must not catch it."""
+    """A guarded function touches a ref. No `Exception`: the user's code must not catch it."""
 
 
 _is_attempt: ContextVar[bool] = ContextVar("_is_attempt", default=False)
 
 
-def _type_of(x: Value) -> Any:
+def _type_of(x: Value) -> Aval:
     return ref_type(x) if is_ref(x) else _jax.typeof(x)
 
 
 @contextmanager
 def guarding() -> Iterator[OpByOp]:
-    """Meanwhile a ref from outside may not be touched: a `TouchedError` says that one is."""
+    """A context in which touching a ref from outside raises a `TouchedError`."""
     trace = _jax.current_trace()
     guard = OpByOp(trace, trace, is_guard=True)
     with _jax.set_current_trace(guard):

@@ -1,8 +1,8 @@
-"""Operations that come again, outside of `jit`: each is discharged and compiled once more.
+"""A cache of operations outside of `jit`: one that is repeated is discharged and compiled once.
 
-JAX knows a loop, a branch or a `jit` that it has run before by its jaxprs, which come again as the
-same objects. So what has been made of an operation is kept with them, for as long as they live. It
-holds none of them, nor the refs that they close over.
+When a loop, a branch or a `jit` is called again, its jaxprs are the same objects. So the compiled
+forms of an operation are cached with its jaxprs, for as long as these live. A compiled form holds
+neither the jaxprs nor the refs that they close over.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from refs._discharge.rule_closures import is_open
 from refs._tracing import touch_analysis
 from refs._tracing.trace import AbstractArgument, unique
 from refs._tracing.weak_memo import WeakMemo
-from refs._types import Primitive, Value
+from refs._types import Primitive, PyTree, Value
 
 
 def made_of(primitive: Primitive, params: dict[str, Any]) -> dict[Any, Any] | None:
-    """What has been made of an operation, by its refs' pattern. None where it may differ by call.
+    """The cached forms of an operation, by the pattern of its refs; None if none can be cached.
 
-    That is where derivative rules in it may touch refs, or close over what is traced.
+    If derivative rules in it may touch refs, or if it closes over tracers, the form may differ from
+    call to call.
     """
     jaxprs, rest = _jax.split_params(params)
     closed = [*map(_jax.as_closed, jaxprs)]
@@ -47,7 +48,7 @@ _made = WeakMemo()
 class Compiled(NamedTuple):
     """An operation as a function `call(contents, arrays) -> (outputs, new contents)`.
 
-    `written` says which of the refs the new contents are of.
+    `written`: the positions, among the refs, of those that the new contents belong to.
     """
 
     call: Callable[..., Any]
@@ -60,10 +61,10 @@ def call(
     context: Callable[[], Context],
     operands: Sequence[Value],
 ) -> list[Any]:
-    """`evaluate(context(), operands)`; what is made of it stays in `made`.
+    """`evaluate(context(), operands)`, by a compiled form in `made` if the operation is repeated.
 
-    The operands are values and cells. An operation that comes for the first time is not compiled:
-    it may be the last.
+    The operands are values and cells. The first time, an operation isn't compiled: there may be no
+    second time.
     """
     places = [k for k, x in enumerate(operands) if isinstance(x, Cell)]
     cells, pattern = unique([operands[k] for k in places])
@@ -87,12 +88,12 @@ def _compiled(
     context: Callable[[], Context],
     operands: Sequence[Value],
     cells: Sequence[Cell],
-    contents: Sequence[Any],
+    contents: Sequence[Value],
     arrays: Sequence[Value],
 ) -> Compiled:
     written: list[int] = []
 
-    def pure(contents: Sequence[Any], arrays: Sequence[Value]) -> Any:
+    def pure(contents: Sequence[Value], arrays: Sequence[Value]) -> tuple[list[Value], list[Value]]:
         inside = {
             id(cell): Cell(value, cell.origin) for cell, value in zip(cells, contents, strict=True)
         }
@@ -103,14 +104,15 @@ def _compiled(
         written[:] = [k for k, value in enumerate(new) if value is not contents[k]]
         return out, [new[k] for k in written]
 
-    # Only its jaxpr is kept: the function holds the refs, and rules in the jaxpr, the trace around.
+    # Only the jaxpr of `pure` is kept, as `pure` holds the refs. It is traced in `eval_trace`, as
+    # rules in it hold the trace around them.
     types = jax.tree.map(lambda x: AbstractArgument(_jax.typeof(x)), ([*contents], [*arrays]))
     with _jax.set_current_trace(_jax.eval_trace):
         jaxpr, out = jax.make_jaxpr(pure, return_shape=True)(*types)
     tree = jax.tree.structure(out)
 
     @jax.jit
-    def run(contents: Sequence[Any], arrays: Sequence[Value]) -> Any:
+    def run(contents: Sequence[Value], arrays: Sequence[Value]) -> PyTree:
         out = _jax.eval_jaxpr(jaxpr, jaxpr.consts, [*contents, *arrays])
         return tree.unflatten(out)
 

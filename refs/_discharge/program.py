@@ -25,9 +25,9 @@ class Program(NamedTuple):
     Attributes:
       jaxpr: the effectful jaxpr; its constants may be refs.
       refs: the refs that it closes over, distinct, those of inner jaxprs included.
-      const_refs: for each constant: which of `refs` it is, or None.
-      position: the identity of a ref -> which of `refs` it is, under any name.
-      is_differentiated: whether what forward rules do is counted, too.
+      const_refs: for each constant of `jaxpr`: its position in `refs`, or None for an array.
+      position: the id of a ref, under any of its names -> its position in `refs`.
+      is_differentiated: whether users' forward rules count, too.
     """
 
     jaxpr: ClosedJaxpr
@@ -51,9 +51,10 @@ class Program(NamedTuple):
     def touches(
         self, same: dict[int, int], held: Touch = Touch.NONE
     ) -> tuple[list[Touch], list[Touch]]:
-        """What is done to each of `refs`, and to each input: to those only held, `held`.
+        """How the program touches each of `refs`, and each input; if it only holds one, `held`.
 
-        `same` maps an input to the one of `refs` that it is: what is done to one is done to both.
+        `same` maps the position of an input to that of the same ref in `refs`: a touch of one is a
+        touch of both.
         """
         found = touch_analysis.touches(self.jaxpr)
         if same or len(self.position) > len(self.refs):
@@ -75,12 +76,12 @@ class Program(NamedTuple):
         return [t.settled(held) for t in refs], [t.settled(held) for t in inputs]
 
     def by_identity(self, items: Sequence[Any]) -> dict[int, Any]:
-        """What belongs to each of `refs`, by the identity of each of its names."""
+        """`items`, one for each of `refs`, by the id of each of the ref's names."""
         return {ref: items[k] for ref, k in self.position.items()}
 
     @property
-    def arrays(self) -> list[Any]:
-        """The other constants."""
+    def arrays(self) -> list[Value]:
+        """The constants that aren't refs."""
         consts = zip(self.jaxpr.consts, self.const_refs, strict=True)
         return [c for c, k in consts if k is None]
 
@@ -91,9 +92,9 @@ class Program(NamedTuple):
         inputs: Sequence[Any],
         arrays: Sequence[Value] | None = None,
     ) -> list[Any]:
-        """Interprets the program: a cell for each of `refs`, values and cells for the inputs.
+        """Interprets the program, on a cell for each of `refs`, and values and cells as inputs.
 
-        `arrays` stand for the other constants.
+        `arrays` replace the constants that aren't refs, if they are given.
         """
         ctx.cells |= self.by_identity(ref_cells)
         rest = iter(self.arrays if arrays is None else arrays)
@@ -105,12 +106,13 @@ def run_in_lanes(
     program: Program,
     refs: Sequence[RefLike],
     arrays: Sequence[Value],
-    inputs: Sequence[Any],
+    inputs: Sequence[Value],
     lanes: Lanes,
-) -> list[Any]:
-    """Runs a program on its refs themselves, in a lane: its inputs are arrays, that all vary.
+) -> list[Value]:
+    """Runs a program on the refs themselves, in a lane of `refs.vmap`.
 
-    `arrays` stand for the other constants.
+    Its inputs are arrays, all of which may vary from lane to lane. `refs` and `arrays` replace its
+    constants.
     """
     touches, _ = program.touches({}, Touch.READ)
     origins = [origin_of(_jax.typeof(ref)) for ref in refs]

@@ -20,28 +20,28 @@ from refs._types import Value
 from refs.errors import MissingRuleError
 
 
-def read(x: Value, transforms: Sequence[Any]) -> Any:
-    """What the chain names."""
+def read(x: Value, transforms: Sequence[Any]) -> Value:
+    """The part of `x` that the chain selects."""
     for transform in transforms:
         x = _read(x, transform)
     return x
 
 
-def write(x: Value, transforms: Sequence[Any], value: Value) -> Any:
-    """`x` with what the chain names overwritten."""
+def write(x: Value, transforms: Sequence[Any], value: Value) -> Value:
+    """`x` with the part that the chain selects overwritten by `value`, of the part's shape."""
     return _update(x, transforms, value, "write")
 
 
-def add(x: Value, transforms: Sequence[Any], value: Value) -> Any:
-    """`x` with `value` accumulated into what the chain names."""
+def add(x: Value, transforms: Sequence[Any], value: Value) -> Value:
+    """`x` with `value` accumulated into the part that the chain selects."""
     return _update(x, transforms, value, "add")
 
 
-def _update(x: Value, transforms: Sequence[Any], value: Value, method: str) -> Any:
+def _update(x: Value, transforms: Sequence[Any], value: Value, method: str) -> Value:
     if not transforms:
         return sharded_like(value if method == "write" else jnp.add(x, value), x)
     if isinstance(transforms[0], _jax.NDIndexer):
-        # Indices one after another are one, for the outer may name an element twice.
+        # Successive indexers become one index, because the outer one may name an element twice.
         index, rest = _index(transforms[0]), list(transforms[1:])
         while rest and isinstance(rest[0], _jax.NDIndexer):
             index = nest(index, _index(rest.pop(0)), writing=True)
@@ -52,7 +52,7 @@ def _update(x: Value, transforms: Sequence[Any], value: Value, method: str) -> A
     return _undo(x, first, _update(_read(x, first), rest, value, method))
 
 
-def _read(x: Value, transform: Any) -> Any:
+def _read(x: Value, transform: Any) -> Value:
     if isinstance(transform, _jax.NDIndexer):
         return _index(transform).read(x)
     if isinstance(transform, _jax.ReshapeTransform):
@@ -67,8 +67,8 @@ def _read(x: Value, transform: Any) -> Any:
     )
 
 
-def _undo(x: Value, transform: Any, part: Any) -> Any:
-    """The whole, from the part that `_read` made of it."""
+def _undo(x: Value, transform: Any, part: Value) -> Value:
+    """The array, of the shape and dtype of `x`, of which `_read(..., transform)` gives `part`."""
     if isinstance(transform, _jax.ReshapeTransform):
         return lax.reshape(part, x.shape)
     if isinstance(transform, _jax.BitcastTransform):
@@ -77,7 +77,7 @@ def _undo(x: Value, transform: Any, part: Any) -> Any:
 
 
 def dims_of(transforms: Sequence[Any], shape: tuple[int, ...]) -> list[Any]:
-    """What a chain of one indexer names in each dimension."""
+    """A `Span`, an integer or an integer array for each dimension, from a chain of one indexer."""
     if len(transforms) != 1 or not isinstance(transforms[0], _jax.NDIndexer):
         raise MissingRuleError(
             "lanes accumulate into a shared ref through several indices, or a reshaped or "
@@ -86,11 +86,11 @@ def dims_of(transforms: Sequence[Any], shape: tuple[int, ...]) -> list[Any]:
     return _dims(transforms[0])
 
 
-def _index(indexer: Any) -> Index:
+def _index(indexer: _jax.NDIndexer) -> Index:
     return Index.of_dims(_dims(indexer), indexer.shape)
 
 
-def _dims(indexer: Any) -> list[Any]:
+def _dims(indexer: _jax.NDIndexer) -> list[Any]:
     return [_dim(d, n) for d, n in zip(indexer.indices, indexer.shape, strict=True)]
 
 
@@ -103,7 +103,7 @@ def _span(d: Any, n: Any) -> Span:
 
 
 def _known(i: Any, n: Any) -> Any:
-    """A Python integer in bounds where the index is known, else an array or tracer."""
+    """A Python integer if the index is static and in bounds, otherwise an array or tracer."""
     if isinstance(i, jax.Array) or not is_static(n):
         return i
     return known(np.asarray(i), n)

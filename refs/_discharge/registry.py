@@ -1,4 +1,4 @@
-"""The table of discharge rules: which function discharges a primitive, and what is known of it."""
+"""The table of discharge rules: the function that discharges each primitive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Rule(Protocol):
         """Discharges `eqn`.
 
         Args:
-          ctx: the interpretation under way: what a rule recurses through.
+          ctx: the interpretation under way; a rule evaluates inner jaxprs by `ctx.eval` or in a
+            `ctx.scope`.
           eqn: the equation.
           args: a value for each array operand, a `Cell` for each ref operand.
 
@@ -29,14 +30,14 @@ class Rule(Protocol):
         ...
 
 
-_rules: dict[Any, Rule] = {}
+_rules: dict[Primitive, Rule] = {}
 _R = TypeVar("_R", bound=Rule)
 
 
-def register(*primitives: Any, **facts: Any) -> Callable[[_R], _R]:
+def register(*primitives: Primitive, **facts: Any) -> Callable[[_R], _R]:
     """Registers the decorated rule for primitives, and returns it unchanged.
 
-    The keywords are what else is known of them: the attributes of `_tracing.facts.Facts`.
+    The keywords are further facts about them: the attributes of `_tracing.facts.Facts`.
     """
 
     def registering(rule: _R) -> _R:

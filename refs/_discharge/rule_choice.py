@@ -1,9 +1,9 @@
-"""Which equations are ours: those that a ref of the program takes part in.
+"""The choice of the equations that are discharged: those that involve a ref of the program.
 
-It is among the operands, or closed over in a jaxpr that the equation runs. Any other equation is
-bound as it is, whatever refs of its own there are inside: those of a Pallas kernel, for instance.
-But what a function of arrays does with refs that it makes is discharged inside: JAX lowers few
-functions that do.
+The ref is among the operands, or a jaxpr that the equation runs closes over it. Any other equation
+is bound as it is, even if it has refs of its own inside, as a Pallas kernel has. But where a
+function of arrays makes refs, its jaxpr is discharged within the equation: JAX lowers few such
+functions.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from refs.errors import MissingRuleError
 def rule_of(eqn: Eqn, args: Sequence[Value], is_ours: bool) -> Rule | None:
     """The rule that discharges an equation, or None if it is bound as it is.
 
-    A primitive that there is a rule for may make refs, and so may the jaxprs that it runs; or
-    `is_ours` says that it is concerned. Of others only the refs of the program count.
+    If the primitive has a rule, refs that it makes or that its jaxprs make count, too, and the rule
+    applies if `is_ours` in any case. If it has none, only the refs of the program count.
+
+    Raises:
+      MissingRuleError: if a primitive without a rule takes a ref of the program.
     """
     rule = rule_for(eqn.primitive)
     if rule is not None:
@@ -43,8 +46,10 @@ def rule_of(eqn: Eqn, args: Sequence[Value], is_ours: bool) -> Rule | None:
     )
 
 
-def concerns_refs(primitive: Primitive, operands: Sequence[Value], inner: Sequence[Any]) -> bool:
-    """`rule_of`, before there is an equation: whether an operation is bound otherwise than it is.
+def concerns_refs(
+    primitive: Primitive, operands: Sequence[Value], inner: Sequence[ClosedJaxpr]
+) -> bool:
+    """Whether `rule_of` would give a rule for an operation that isn't an equation yet, or raise.
 
     `inner` are the jaxprs that it runs.
     """
@@ -67,23 +72,23 @@ def _involves_refs(eqn: Eqn, args: Sequence[Value]) -> bool:
 
 
 def _taken(eqn: Eqn, args: Sequence[Value]) -> Iterator[str]:
-    """What messages call the refs of the program that an equation takes."""
+    """Descriptions, for messages, of the refs of the program that an equation takes."""
     yield from (a.describe() for a in args if isinstance(a, Cell))
     for closed in _jax.jaxprs_in(eqn.params):
         yield from map(describe, touch_analysis.closed_over(closed))
 
 
 def _makes_refs(closed: ClosedJaxpr) -> bool:
-    """True of a function of arrays that makes refs: a kernel is one of refs."""
+    """True of a function of arrays that makes refs. A kernel is a function of refs."""
     return touch_analysis.uses_refs(closed) and not any(
         _jax.is_ref_type(v.aval) for v in closed.jaxpr.invars
     )
 
 
 def _discharge_inside(ctx: Any, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
-    """The equation as it is, but for what its jaxprs do with refs of their own."""
+    """Binds an equation as it is, but with those of its jaxprs that make refs discharged."""
 
-    def pure(jaxpr: Jaxpr) -> Any:
+    def pure(jaxpr: Jaxpr | ClosedJaxpr) -> Jaxpr | ClosedJaxpr:
         closed = _jax.as_closed(jaxpr)
         if closed is not jaxpr or not _makes_refs(closed):
             return jaxpr

@@ -1,8 +1,8 @@
-"""What rules of custom derivatives close over: they are traced when they are needed.
+"""Constants that users' derivative rules close over: JAX traces a rule only when it needs it.
 
-By then the trace may have ended in which a rule was written. What it closes over is a concrete ref,
-an array, or a tracer, which is known by its variable. So an equation with such rules takes along
-what the variables stand for where it stands. Otherwise it goes to JAX as it is.
+By then the trace in which the rule was written may have ended. A constant is a concrete ref, an
+array, or a tracer, which is identified by its variable. So an equation with such rules is given the
+values and cells of the variables where it stands. Apart from that, it goes to JAX as it is.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from refs._handles.access import describe
 from refs._tracing import touch_analysis
 from refs._tracing.derivative_rules import has_custom_rules
 from refs._tracing.trace import PartlyKnown
-from refs._types import Atom, Eqn, Jaxpr, PyTreeDef, Value
+from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, PyTree, PyTreeDef, Value
 from refs.errors import RefEscapeError, RefStateError
 
 
 class Frame:
-    """A jaxpr under way, and the values and cells of its variables.
+    """A jaxpr under interpretation, and the values and cells of its variables.
 
     Attributes:
-      env: all of them.
-      known: those that last, and all others while the frame is there.
+      env: the values and cells of all variables.
+      known: the same while the frame exists; afterwards, those that last.
     """
 
     __slots__ = ("__weakref__", "_trace", "env", "jaxpr", "known")
@@ -40,8 +40,8 @@ class Frame:
         self.jaxpr = jaxpr
         self.env: dict[Any, Any] = {}
         self.known = Known({}, ref(self))
-        # What JAX batches or differentiates now is of no use to anybody when that has ended. And
-        # it may hold the rules that have come by, which hold what is known.
+        # Tracers of JAX's batching or differentiation don't last: they are useless when that has
+        # ended, and may hold the rules bound so far, which hold `known`.
         self._trace = None if _jax.is_staging() else _jax.current_trace()
 
     def write(self, variables: Sequence[Atom], values: Sequence[Value]) -> None:
@@ -52,25 +52,25 @@ class Frame:
 
 
 class Known(NamedTuple):
-    """What the variables of a frame stand for, as far as it is known when somebody asks."""
+    """The values and cells of a frame's variables: `lasting` are those that outlive the frame."""
 
     lasting: dict[Any, Any]
     frame: ReferenceType[Frame]
 
     def get(self, var: Atom) -> Any:
-        """The value or cell, or None."""
+        """The value or cell of `var`, or None."""
         frame = self.frame()
         return (self.lasting if frame is None else frame.env).get(var)
 
 
 class Bindings(NamedTuple):
-    """What variables and refs stand for at a point of an interpretation.
+    """The values and cells of variables and refs at a point of an interpretation.
 
     Attributes:
-      frames: what is known of the variables of the jaxprs under way, the innermost first.
+      frames: the variables of the jaxprs under way, those of the innermost first.
       cells: the cell of each concrete ref, by the ref's id.
-      outer: the same where the body under way is run, if it is one.
-      inside: the cell, in this body, of a cell of `outer`, or None.
+      outer: in a body, the bindings at the equation that runs it, otherwise None.
+      inside: gives the cell, in this body, of a cell of `outer`, or None.
     """
 
     frames: tuple[Known, ...]
@@ -89,7 +89,7 @@ class Bindings(NamedTuple):
         return self.inside(found) or const
 
     def target(self, const: Value) -> Any:
-        """What it is once the interpretation has ended: of a ref, the ref itself or None."""
+        """The result of `find` once the interpretation has ended: of a cell, its ref or None."""
         here = self._here(const)
         if here is None:
             return const if self.outer is None else self.outer.target(const)
@@ -112,16 +112,16 @@ def untouched(described: str) -> RefStateError:
     )
 
 
-def late(jaxpr: Jaxpr, k: int, bindings: Bindings, known: dict[Any, Any]) -> Any:
-    """The `k`-th equation of a jaxpr, without refs, the rules in which find what they close over.
+def late(jaxpr: Jaxpr, k: int, bindings: Bindings, known: dict[Any, Any]) -> Eqn:
+    """The `k`-th equation of a jaxpr, one without refs, with rules that find their constants.
 
-    `known` keeps what was made of a jaxpr, so that one that is called many times stays one.
+    `known` caches the jaxprs made for this, so that one that is called many times stays one object.
     """
     return _Late(bindings, known).equation(jaxpr.eqns[k], _closed_in(jaxpr, k).add)
 
 
 class _Late(NamedTuple):
-    # No functions that call each other: they would be a cycle, and keep refs until a collection.
+    # Not functions that call each other: such a cycle would keep refs until a garbage collection.
     bindings: Bindings
     known: dict[Any, Any]
 
@@ -129,14 +129,15 @@ class _Late(NamedTuple):
         self,
         eqn: Eqn,
         found_closed: Callable[[_Rule], None],
-    ) -> Any:
+    ) -> Eqn:
+        """`late` of an equation. `found_closed` notes a rule that closes over arrays only."""
         if not _jax.has_rules(eqn):
-            # Of a primitive that isn't JAX's own, who knows what else depends on its jaxprs.
+            # Other parameters of a primitive that isn't JAX's own may depend on its jaxprs.
             return eqn if rule_for(eqn.primitive) is None else _jax.map_jaxprs(eqn, self.jaxpr)
         where = _jax.user_line(eqn)
 
-        def backward(rule: Callable[..., Any], given: Sequence[Any]) -> Any:
-            def run(traced: Any, arrays: Sequence[Value]) -> list[Any]:
+        def backward(rule: Callable[..., Any], given: Sequence[Any]) -> PyTree:
+            def run(traced: ClosedJaxpr, arrays: Sequence[Value]) -> list[Value]:
                 if _are_arrays(traced.consts):
                     found_closed(_Rule.BACKWARD)
                 consts = [found_later(c, self.bindings, where) for c in traced.consts]
@@ -144,7 +145,7 @@ class _Late(NamedTuple):
 
             return apply_backward(rule, given, run)
 
-        def forward(jaxpr: Jaxpr, consts: Sequence[Value]) -> tuple[Any, list[Any]]:
+        def forward(jaxpr: Jaxpr, consts: Sequence[Value]) -> tuple[Jaxpr, list[Value]]:
             if _are_arrays(consts):
                 found_closed(_Rule.FORWARD)
             found = [self.bindings.find(c) for c in consts]
@@ -155,7 +156,7 @@ class _Late(NamedTuple):
 
         return _jax.with_rules(eqn, forward, backward)
 
-    def jaxpr(self, jaxpr: Jaxpr) -> Any:
+    def jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
         key = (jaxpr, *map(id, self.bindings.frames))
         if key not in self.known and is_open(jaxpr):
             eqns = [self.equation(e, _closed_in(jaxpr, k).add) for k, e in enumerate(jaxpr.eqns)]
@@ -173,10 +174,10 @@ def _are_arrays(consts: Sequence[Value]) -> bool:
 
 
 def is_open(jaxpr: Jaxpr) -> bool:
-    """Whether rules in a jaxpr may close over what only bindings tell, or touch refs.
+    """Whether rules in a jaxpr may touch refs, or have constants that only bindings give.
 
-    JAX compiles a jaxpr anew for each rule that is new. So once its rules are known to close over
-    nothing but arrays, it goes to JAX as it is.
+    JAX compiles a jaxpr anew for each new rule. So once its rules are known to close over nothing
+    but arrays, it goes to JAX as it is.
     """
     return has_custom_rules(jaxpr) and any(
         not _is_closed(jaxpr, k, eqn)
@@ -190,7 +191,7 @@ def _is_closed(jaxpr: Jaxpr, k: int, eqn: Eqn) -> bool:
     """Whether the rules of an equation are known to close over nothing but arrays."""
     found = _closed_in(jaxpr, k)
     if not _jax.is_custom_vjp(eqn) and _Rule.FORWARD not in found and not _takes_refs(eqn):
-        with suppress(Exception):  # JAX may never ask for it. If it does, this is raised then.
+        with suppress(Exception):  # JAX may never trace it. If it does, it raises this then.
             _, consts, _ = _jax.forward_rule(eqn)
             if _are_arrays(consts):
                 found.add(_Rule.FORWARD)
@@ -207,21 +208,24 @@ def _closed_in(jaxpr: Jaxpr, k: int) -> set[_Rule]:
     return _closed.setdefault(jaxpr, {}).setdefault(k, set())
 
 
-# Of a jaxpr's equations: which rules close over nothing that isn't an array, as far as is known.
-_closed: WeakKeyDictionary[Any, dict[int, set[_Rule]]] = WeakKeyDictionary()
+# For each equation of a jaxpr, by position: the rules that are known to close over arrays only.
+_closed: WeakKeyDictionary[Jaxpr, dict[int, set[_Rule]]] = WeakKeyDictionary()
 
 
 def apply_backward(
-    rule: Callable[..., Any], given: Sequence[Any], run: Callable[..., list[Any]]
-) -> Any:
-    """`rule(*given)`, a user's backward rule, on what it closes over now that it runs.
+    rule: Callable[..., Any],
+    given: Sequence[Any],
+    run: Callable[[ClosedJaxpr, list[Value]], list[Value]],
+) -> PyTree:
+    """`rule(*given)` of a user's backward rule, whose constants are replaced now that it runs.
 
-    It is traced by itself, and `run(jaxpr, arrays)`. What isn't traced stays what it is.
+    The rule is traced by itself, as a function of the tracers among `given`, and `run(jaxpr,
+    arrays)` evaluates it. Arguments and results that aren't traced stay as they are.
     """
     is_traced = [isinstance(x, _jax.Tracer) for x in given]
     tree: PyTreeDef = None
 
-    def traced_rule(arrays: list[Value]) -> list[Any]:
+    def traced_rule(arrays: list[Value]) -> list[Value]:
         nonlocal tree
         rest = iter(arrays)
         out = rule(*(next(rest) if t else x for x, t in zip(given, is_traced, strict=True)))
@@ -234,7 +238,7 @@ def apply_backward(
 
 
 def found_later(const: Value, bindings: Bindings, where: str) -> Any:
-    """What a constant of a backward rule stands for, now that the backward pass runs."""
+    """The value or ref that a constant of a backward rule stands for in the backward pass."""
     if isinstance(const, _jax.NativeRef) and jax.sharding.get_abstract_mesh().manual_axes:
         raise RefEscapeError(
             f"the backward rule at {where} touches {describe(const)} inside of "

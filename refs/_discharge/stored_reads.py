@@ -1,8 +1,6 @@
-"""What a checkpointed function reads from refs, to be stored instead of them."""
+"""Values that a checkpointed function reads from refs, to be stored instead of the refs."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -15,11 +13,11 @@ from refs._types import Value
 READ = "refs.read"
 
 
-def stored(ctx: Context, cell: Cell, value: Value) -> Any:
-    """A value read from a cell, by a name under which it is stored if that saves the whole ref."""
+def stored(ctx: Context, cell: Cell, value: Value) -> Value:
+    """`value`, read from `cell`; named, so that it is stored, if that saves storing the ref."""
     saves = ctx.keeps_reads and cell.changes and 2 * value.size <= cell.read().size
     if not saves:
         return value
-    if jnp.iscomplexobj(value):  # JAX can't store a complex one by its name.
+    if jnp.iscomplexobj(value):  # JAX can't store a complex value by its name.
         return lax.complex(*(checkpoint_name(x, READ) for x in (value.real, value.imag)))
     return checkpoint_name(value, READ)

@@ -1,4 +1,4 @@
-"""The last pass before XLA: updates that cost what they touch."""
+"""The last pass before XLA: it makes updates cost what they touch, not the whole buffer."""
 
 from refs._inplace.body import COPIES_LESS as COPIES_LESS
 from refs._inplace.body import SMALLEST as SMALLEST

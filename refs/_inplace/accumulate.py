@@ -1,4 +1,4 @@
-"""Stage 1: what is put into zeros, to be added to a buffer, is added to the buffer itself.
+"""Stage 1: deposits, values put into zeros to be added to a buffer, are added to the buffer itself.
 
 The transpose of a read is an array of zeros with the cotangent put where the read was, and the
 cotangents of a buffer are added up: `ct + update(zeros, u, i)` costs the whole buffer for each
@@ -18,19 +18,19 @@ from jax import lax
 
 from refs import _jax
 from refs._inplace.body import Body, carries, is_add, is_var, renamed, splice, substitute
-from refs._types import Atom, Aval, Jaxpr, Value
+from refs._types import Atom, Aval, Eqn, Jaxpr, Value
 
 
 def accumulate(jaxpr: Jaxpr) -> Body:
-    """One level of a jaxpr, with deposits made where they belong; its equations in any order."""
+    """One level of a jaxpr, with deposits put onto their buffers; its equations in any order."""
     body = Body(jaxpr)
-    while _Sums(body).rewrite():  # What was a sum may be zeros and deposits now.
+    while _Sums(body).rewrite():  # A rewritten sum may be nothing but zeros and deposits now.
         pass
     return body
 
 
 class _Deposit(NamedTuple):
-    """Something that is put into zeros: the output of an equation."""
+    """An output of an equation, zeros with something put into them. The fields are positions."""
 
     eqn: int
     output: int
@@ -41,12 +41,12 @@ class _Sums:
         self.body = body
         self.made_by = body.producers()
         self.uses = _count_uses(body)
-        self.new: dict[int, list[Any]] = {}  # Equations in place of the one that was there.
-        self.names: dict[Any, Any] = {}
+        self.new: dict[int, list[Eqn]] = {}  # The equations that replace one.
+        self.names: dict[Any, Atom] = {}
         self.absorbed: set[int] = set()
 
     def rewrite(self) -> bool:
-        """Rewrites what sums it can; whether there was one."""
+        """Rewrites the sums that it can; returns whether there was one."""
         for k in range(len(self.body.eqns) - 1, -1, -1):
             if is_add(self.body.eqns[k]) and k not in self.absorbed:
                 self._rewrite_sum(k)
@@ -60,7 +60,7 @@ class _Sums:
         return bool(self.new)
 
     def _rewrite_sum(self, k: int) -> None:
-        """Turns a sum into deposits on one of its operands, if the other is nothing but them."""
+        """Turns a sum into deposits on one operand, if the other is nothing but deposits."""
         eqn = self.body.eqns[k]
         left, right = eqn.invars
         aval: Aval = left.aval
@@ -71,7 +71,7 @@ class _Sums:
             if found is None:
                 continue
             deposits, sums = found
-            # Each is put onto what the one before it has made.
+            # Each is put onto the output of the one before it.
             bases = [base, *(self.body.eqns[d.eqn].outvars[d.output] for d in deposits)]
             if any(self._depends(b, d.eqn) for n, d in enumerate(deposits) for b in bases[: n + 1]):
                 continue
@@ -82,8 +82,11 @@ class _Sums:
             self.names[eqn.outvars[0]] = base
             return
 
-    def deposits(self, start: Any, uses: int) -> tuple[list[_Deposit], set[int]] | None:
-        """What an array of zeros has had put in, and which sums did it; None if it isn't one."""
+    def deposits(self, start: Atom, uses: int) -> tuple[list[_Deposit], set[int]] | None:
+        """The deposits that an array is the sum of, and the sums, if it is nothing else; or None.
+
+        `uses` is how often `start` may be used. The deposits and sums in it may be used only once.
+        """
         found: list[_Deposit] = []
         sums: set[int] = set()
         waiting = [start]
@@ -111,6 +114,7 @@ class _Sums:
         return _is_literal_zero(atom)
 
     def _starts_from_zeros(self, k: int, output: int) -> bool:
+        """Whether an output of equation `k` is a deposit."""
         eqn = self.body.eqns[k]
         if eqn.primitive in (lax.dynamic_update_slice_p, lax.scatter_add_p):
             return self._is_zeros(eqn.invars[0])
@@ -134,7 +138,7 @@ class _Sums:
         return False
 
     def _depends(self, atom: Atom, k: int) -> bool:
-        """Whether a variable needs what a loop or a branch returns: it can't go into it then."""
+        """Whether a value depends on a loop or conditional `k`, and so can't become its operand."""
         if self.body.eqns[k].primitive not in (_jax.scan_p, _jax.cond_p):
             return False
         seen: set[int] = set()
@@ -149,8 +153,8 @@ class _Sums:
                 waiting += self.body.eqns[j].invars
         return False
 
-    def _put(self, deposit: _Deposit, base: Value, into: list[Any]) -> Any:
-        """Puts a deposit onto `base` instead of zeros; returns what results."""
+    def _put(self, deposit: _Deposit, base: Atom, into: list[Eqn]) -> Atom:
+        """Puts a deposit onto `base` instead of zeros; appends equations and returns the result."""
         eqn = self.body.eqns[deposit.eqn]
         if eqn.primitive is _jax.scan_p:
             invars = list(eqn.invars)
@@ -179,22 +183,22 @@ class _Sums:
         return out
 
 
-def _add_slice(base: Value, update: Value, *starts: Any) -> Any:
+def _add_slice(base: Value, update: Value, *starts: Value) -> Value:
     """`base[starts : starts + update.shape] += update`, starts clamped as XLA does."""
     old = lax.dynamic_slice_p.bind(base, *starts, slice_sizes=update.shape)
     return lax.dynamic_update_slice_p.bind(base, lax.add(old, update), *starts)
 
 
-def _add_block(base: Value, update: Value, *, starts: tuple[int, ...]) -> Any:
-    """The same at a place that is known."""
+def _add_block(base: Value, update: Value, *, starts: tuple[int, ...]) -> Value:
+    """`_add_slice` at static starts."""
     stops = [a + n for a, n in zip(starts, update.shape, strict=True)]
     new = lax.add(lax.slice(base, starts, stops), update)
     places = [jnp.int32(start) for start in starts]
     return lax.dynamic_update_slice(base, new, places, allow_negative_indices=False)
 
 
-def _adding(jaxpr: Jaxpr, output: int, aval: Aval, like: Any) -> Any:
-    """The jaxpr of a branch that adds its output to one more operand."""
+def _adding(jaxpr: Jaxpr, output: int, aval: Aval, like: Eqn) -> Jaxpr:
+    """The jaxpr of a branch that adds an output to one more operand."""
     base = _jax.new_var(aval)
     made, [out] = splice(_jax.add_any_p.bind, [base, jaxpr.outvars[output]], like)
     outvars = list(jaxpr.outvars)
@@ -203,7 +207,7 @@ def _adding(jaxpr: Jaxpr, output: int, aval: Aval, like: Any) -> Any:
 
 
 def _only_adds(jaxpr: Jaxpr, carried: int, output: int) -> bool:
-    """Whether all that a loop's body does to a carry is to add to it."""
+    """Whether a loop's body only adds to a carry, its input `carried` and its output `output`."""
     body = Body(jaxpr)
     consumers = body.consumers()
     uses = _count_uses(body)
@@ -220,7 +224,7 @@ def _only_adds(jaxpr: Jaxpr, carried: int, output: int) -> bool:
 
 
 def _count_uses(body: Body) -> dict[Any, int]:
-    """How often each variable is used; what comes out isn't to be taken apart, and counts twice."""
+    """How often each variable is used; an output must not be taken apart, and counts twice."""
     uses: dict[Any, int] = {}
     for v in (*_operands(body), *body.outvars, *body.outvars):
         if is_var(v):
@@ -228,7 +232,7 @@ def _count_uses(body: Body) -> dict[Any, int]:
     return uses
 
 
-def _operands(body: Body) -> Iterator[Any]:
+def _operands(body: Body) -> Iterator[Atom]:
     for eqn in body.eqns:
         yield from eqn.invars
 

@@ -17,23 +17,23 @@ from refs._callbacks.primitives import host_callback_p
 from refs._tracing.facts import facts_of
 from refs._types import Atom, Aval, Eqn, Jaxpr, Value
 
-# From there on XLA expands `optimization_barrier` after it fuses, and copies less in branches.
+# From this version on XLA expands `optimization_barrier` after fusion, and copies less in branches.
 COPIES_LESS = jaxlib.version.__version_info__ >= (0, 11, 2)
 
-# Below this many elements a copy is as cheap as what prevents it.
+# Below this many elements a copy is as cheap as the equations that prevent it.
 SMALLEST = 64
 
 
 class Body:
-    """The equations of a jaxpr, any order in which they can run, and what comes out."""
+    """The equations of a jaxpr, in any order, and its outputs."""
 
     def __init__(self, jaxpr: Jaxpr):
         self.jaxpr = jaxpr
         self.eqns = list(jaxpr.eqns)
         self.outvars = list(jaxpr.outvars)
 
-    def close(self) -> Any:
-        """The jaxpr, without what nobody needs."""
+    def close(self) -> Jaxpr:
+        """The jaxpr of these equations and outputs, without equations that nothing needs."""
         needed = {v for v in self.outvars if is_var(v)}
         eqns = []
         for eqn in reversed(self.eqns):
@@ -43,11 +43,11 @@ class Body:
         return self.jaxpr.replace(eqns=eqns[::-1], outvars=self.outvars)
 
     def producers(self) -> dict[Any, int]:
-        """Which equation makes a variable."""
+        """The position of the equation that makes each variable."""
         return {v: k for k, eqn in enumerate(self.eqns) for v in eqn.outvars}
 
     def consumers(self) -> dict[Any, list[int]]:
-        """Which equations take a variable, each once."""
+        """The positions of the equations that take each variable, each once, in order."""
         found: dict[Any, list[int]] = {}
         for k, eqn in enumerate(self.eqns):
             for v in {v for v in eqn.invars if is_var(v)}:
@@ -55,7 +55,7 @@ class Body:
         return found
 
     def constants(self) -> set[Any]:
-        """The variables that XLA computes before the program runs."""
+        """The variables that depend on no input: XLA computes them before the program runs."""
         found: set[Any] = set()
         for eqn in self.eqns:
             if all(not is_var(v) or v in found for v in eqn.invars) and not eqn.effects:
@@ -64,10 +64,10 @@ class Body:
 
 
 def must_run(eqn: Eqn) -> bool:
-    """Whether an equation, or one inside it, calls a function that may do anything.
+    """Whether an equation is an `io_callback`, or has one inside, and must not be left out.
 
-    JAX calls programs slower that have an effect, so what such a call returns stands for one; but
-    not if it is overwritten.
+    JAX calls programs with an effect more slowly, so these calls have none. Their results keep them
+    in the program, but not results that are overwritten.
     """
     if eqn.primitive is host_callback_p:
         return eqn.params["plan"].spec.is_io
@@ -80,7 +80,7 @@ def _has_calls(jaxpr: Jaxpr) -> bool:
     return _calls[jaxpr]
 
 
-_calls: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_calls: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()
 
 
 def is_var(atom: Atom) -> bool:
@@ -88,7 +88,7 @@ def is_var(atom: Atom) -> bool:
 
 
 def size(atom: Atom) -> int:
-    """How many elements a variable has; what isn't an array has none."""
+    """How many elements an array has; 0 for anything else, and if the shape is symbolic."""
     n = 1
     for d in getattr(atom.aval, "shape", (0,)):
         if not isinstance(d, int):  # a dimension of a shape-polymorphic export
@@ -98,22 +98,22 @@ def size(atom: Atom) -> int:
 
 
 def is_buffer(atom: Atom) -> bool:
-    """Whether it is worth it not to copy an array."""
+    """Whether an array is a variable, and so large that a copy of it is worth preventing."""
     return is_var(atom) and size(atom) >= SMALLEST
 
 
 def is_small(atom: Atom, buffer: Atom) -> bool:
-    """Whether an array is so much smaller than a buffer that it may be kept instead."""
+    """Whether an array has at most half of a buffer's elements, so that it may be kept instead."""
     return 2 * size(atom) <= size(buffer)
 
 
 def is_update(eqn: Eqn) -> bool:
-    """Whether it changes a few cells of its first operand, and is that operand afterwards."""
+    """Whether an equation returns its first operand with a few elements changed."""
     return facts_of(eqn.primitive).in_place == "update"
 
 
 def may_update(eqn: Eqn) -> bool:
-    """Whether it, or something inside it, may update one of its operands."""
+    """Whether an equation, or one inside it, may update one of its operands."""
     return is_update(eqn) or carries(eqn) is not None or eqn.primitive is _jax.cond_p
 
 
@@ -122,8 +122,9 @@ def is_add(eqn: Eqn) -> bool:
 
 
 def carries(eqn: Eqn) -> tuple[int, int] | None:
-    """Which operands of a loop, or a callback, its first outputs go on from: the first one, and
-    how many. None of any other equation.
+    """The operands of a loop or callback that its first outputs continue, in the same memory.
+
+    The position of the first one, and how many. None for any other equation.
     """
     found = facts_of(eqn.primitive).carries
     return found(eqn) if found is not None else None
@@ -134,24 +135,24 @@ def can_pass(atom: Atom) -> bool:
     return isinstance(getattr(atom.aval, "dtype", None), np.dtype)
 
 
-def renamed(atoms: Sequence[Atom], names: dict[Any, Any]) -> list[Any]:
-    """What variables are called otherwise, by these names."""
+def renamed(atoms: Sequence[Atom], names: dict[Any, Atom]) -> list[Atom]:
+    """The atoms, with the variables in `names` replaced."""
     return [names.get(v, v) if is_var(v) else v for v in atoms]
 
 
-def substitute(eqn: Eqn, names: dict[Any, Any]) -> Any:
-    """The equation with other names for its operands."""
+def substitute(eqn: Eqn, names: dict[Any, Atom]) -> Eqn:
+    """The equation, with those of its operands replaced that are in `names`."""
     invars = renamed(eqn.invars, names)
     return eqn.replace(invars=invars) if invars != eqn.invars else eqn
 
 
 def splice(
-    fun: Callable[..., Any], atoms: Sequence[Atom], like: Any, **static: Any
-) -> tuple[list[Any], list[Any]]:
-    """The equations of a function of these atoms, as if they stood where `like` does.
+    fun: Callable[..., Any], atoms: Sequence[Atom], like: Eqn, **static: Any
+) -> tuple[list[Eqn], list[Atom]]:
+    """The equations of `fun(*atoms, **static)`, as if they stood where `like` does.
 
-    Returns the equations and what comes out of them. `fun` must be a function of a module, and
-    what else it takes hashable: its equations are kept, for the next atoms of these types.
+    Returns the equations and their outputs. The equations are cached by `fun`, `static` and the
+    types of the atoms: `fun` must be a module's function, and `static` hashable.
     """
     template = _template(fun, tuple(a.aval for a in atoms), tuple(static.items()))
     names: dict[Any, Any] = dict(zip(template.invars, atoms, strict=True))
@@ -172,11 +173,13 @@ def barrier(*operands: Value) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def _template(fun: Callable[..., Any], avals: tuple[Aval, ...], static: Any) -> Any:
+def _template(
+    fun: Callable[..., Any], avals: tuple[Aval, ...], static: tuple[tuple[str, Any], ...]
+) -> Jaxpr:
     types = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
         for a in avals
     ]
-    # The types are what they are, whatever is the rule now, and must stay so.
+    # The types must stay as they are, whether or not 64-bit types are enabled now.
     with jax.enable_x64(True):
         return jax.make_jaxpr(functools.partial(fun, **dict(static)))(*types).jaxpr

@@ -1,13 +1,12 @@
 """Stage 2: branches that update buffers do so one after the other, each in its own conditional.
 
-XLA updates in place what one branch updates and the others return as it is. Where several branches
-update it, or one branch one buffer and another another, it copies: jaxlib < 0.11 always, later ones
-where branches do more than one thing. So `switch(k, A, B)` becomes `if k == 0: A`, `if k == 1: B`.
+XLA updates a buffer in place if one branch updates it and the others return it as it is. If several
+branches update it, or different branches different buffers, XLA copies: jaxlib < 0.11 always, later
+ones where branches do more than one thing. So `switch(k, A, B)` becomes `if k == 0: A` and then
+`if k == 1: B`.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -25,11 +24,11 @@ from refs._inplace.body import (
     size,
     splice,
 )
-from refs._types import Eqn
+from refs._types import Atom, Eqn, Value
 
 
 def updated_operands(eqn: Eqn) -> set[int]:
-    """Which operands of a conditional a branch returns updated: their positions."""
+    """The positions of the operands of a conditional that a branch returns updated."""
     found: set[int] = set()
     for branch in eqn.params["branches"]:
         body = Body(_jax.as_closed(branch).jaxpr)
@@ -50,7 +49,10 @@ def split_branches(body: Body) -> None:
 
 
 def _buffers(eqn: Eqn) -> dict[int, int]:
-    """Which output is which operand, updated; empty if there is nothing to split."""
+    """The outputs that are operands, updated; empty if there is nothing to split.
+
+    Each output's position -> the position of the operand among the inputs of the branches.
+    """
     branches = [_jax.as_closed(b) for b in eqn.params["branches"]]
     if eqn.effects or len(eqn.params) > 1 or any(b.consts for b in branches):
         return {}
@@ -75,8 +77,8 @@ def _does_one_thing(body: Body) -> bool:
     return sum(map(may_update, body.eqns)) <= 1
 
 
-def _root(body: Body, v: Any) -> int | None:
-    """The input that a value is, after updates: its position."""
+def _root(body: Body, v: Atom) -> int | None:
+    """The position of the input that a value is, after updates; None if it is none."""
     made_by = body.producers()
     while is_var(v) and v in made_by:
         eqn = body.eqns[made_by[v]]
@@ -100,8 +102,8 @@ def _root(body: Body, v: Any) -> int | None:
     return next((k for k, x in enumerate(inputs) if x is v), None)
 
 
-def _split(eqn: Eqn, buffers: dict[int, int]) -> list[Any]:
-    """A conditional for each branch; what isn't a buffer goes through them all."""
+def _split(eqn: Eqn, buffers: dict[int, int]) -> list[Eqn]:
+    """A conditional for each branch; outputs that are no buffers are passed through all of them."""
     index, *operands = eqn.invars
     others = [o for o in range(len(eqn.outvars)) if o not in buffers]
     made, values = splice(_zeros, [eqn.outvars[o] for o in others], eqn)
@@ -136,9 +138,9 @@ def _split(eqn: Eqn, buffers: dict[int, int]) -> list[Any]:
     return eqns
 
 
-def _zeros(*like: Any) -> Any:
+def _zeros(*like: Value) -> list[Value]:
     return [jnp.zeros_like(x) for x in like]
 
 
-def _is_chosen(index: Any, *, branch: int) -> Any:
+def _is_chosen(index: Value, *, branch: int) -> Value:
     return lax.convert_element_type(lax.eq(index, jnp.int32(branch)), jnp.int32)

@@ -1,8 +1,8 @@
-"""Fences: values that are there before an update, and an update that comes after them.
+"""Fences: they make XLA compute some values before an update, and the update after these values.
 
 XLA duplicates cheap operations into whatever uses them. A read that is repeated after the buffer's
 update keeps the old buffer alive, and all of it is copied; so does an update that is repeated where
-its result is read. What comes out of a fence is not computed again.
+its result is read. XLA doesn't repeat the outputs of a fence.
 
 On CPU a fence is a conditional of which XLA can't tell that it always goes the same way, with the
 update in it: every version honours that (`optimization_barrier` is expanded before fusion by jaxlib
@@ -31,6 +31,7 @@ from refs._inplace.body import (
 )
 from refs._types import Atom, Eqn, Primitive, Value
 
+# The dtypes of arrays that the predicate of a fence can be computed from.
 _TELLING = {
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
     *("bool", "bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
@@ -38,29 +39,29 @@ _TELLING = {
 
 
 class Fenced(NamedTuple):
-    """Equations for an update behind a fence, and what is called otherwise behind it."""
+    """Equations for an update behind a fence, and the names of values behind it."""
 
-    eqns: list[Eqn]
-    names: dict[Any, Any]
+    eqns: list[Eqn]  # The update is in the last one.
+    names: dict[Any, Atom]  # A value before the fence -> behind it.
 
 
 def fenced(
     eqn: Eqn,
     buffer: Atom,
-    passing: Sequence[Any],
-    seen: Sequence[Any],
-    constant: Container[Any],
+    passing: Sequence[Atom],
+    seen: Sequence[Atom],
+    constant: Container[Atom],
     on_cpu: bool,
 ) -> Fenced:
-    """An update behind a fence that some values pass, and that others must be there for.
+    """An update behind a fence: some values pass through it, others must be computed before it.
 
     Args:
       eqn: the equation that updates `buffer`.
       buffer: one of its operands.
-      passing: values to be used afterwards as they were before.
-      seen: large values that aren't computed again: the update only has to wait for them.
-      constant: values that XLA knows, so that nothing can be made to depend on them.
-      on_cpu: whether a conditional will do.
+      passing: values from before the update that are used after it.
+      seen: large values that XLA doesn't repeat: the update only has to wait for them.
+      constant: values that XLA computes before the program runs: no fence can depend on them.
+      on_cpu: whether the fence may be a conditional.
     """
     if eqn.primitive is host_callback_p and on_cpu:
         return _carried(eqn, [*passing, *seen])
@@ -88,8 +89,8 @@ def fenced(
     return _behind(eqn, eqns, values, out)
 
 
-def _carried(eqn: Eqn, values: Sequence[Value]) -> Fenced:
-    """A callback that values go through as they are: XLA can't compute them again behind it."""
+def _carried(eqn: Eqn, values: Sequence[Atom]) -> Fenced:
+    """A callback that values pass through unchanged: XLA can't repeat them behind it."""
     _, n = carries(eqn) or (0, 0)
     params = eqn.params
     outvars = [_jax.new_var(v.aval) for v in values]
@@ -101,28 +102,28 @@ def _carried(eqn: Eqn, values: Sequence[Value]) -> Fenced:
     return Fenced([carried], dict(zip(values, outvars, strict=True)))
 
 
-def _index_first(eqn: Eqn) -> list[Any]:
-    """The operands of an equation; those of an update with the smallest first."""
+def _index_first(eqn: Eqn) -> list[Atom]:
+    """The operands of an equation; of a `dynamic_update_slice` only the indices and the update."""
     if eqn.primitive is lax.dynamic_update_slice_p:
         return [*eqn.invars[2:], eqn.invars[1]]
     return list(eqn.invars)
 
 
-def _barrier(eqn: Eqn, passing: Sequence[Any], operands: Sequence[Value]) -> Fenced:
+def _barrier(eqn: Eqn, passing: Sequence[Atom], operands: Sequence[Atom]) -> Fenced:
     more = next(v for v in operands if v not in passing)
     eqns, out = splice(barrier, [*passing, more], eqn)
     return _behind(eqn, eqns, [*passing, more], out)
 
 
-def _behind(eqn: Eqn, eqns: list[Eqn], values: Sequence[Value], out: Sequence[Value]) -> Fenced:
+def _behind(eqn: Eqn, eqns: list[Eqn], values: Sequence[Atom], out: Sequence[Atom]) -> Fenced:
     names = dict(zip(values, out, strict=True))
     return Fenced([*eqns, substitute(eqn, names)], names)
 
 
 def _update(
-    *atoms: Any, n_tokens: int, n_operands: int, primitive: Primitive, params: tuple[Any, ...]
-) -> Any:
-    """The result of an update, and the values that pass."""
+    *atoms: Value, n_tokens: int, n_operands: int, primitive: Primitive, params: tuple[Any, ...]
+) -> Sequence[Value]:
+    """The result of an update, and the values that pass through the fence."""
     operands, passing = atoms[n_tokens : n_tokens + n_operands], atoms[n_tokens + n_operands :]
     return lax.cond(
         always(atoms[:n_tokens]),
@@ -133,8 +134,8 @@ def _update(
     )
 
 
-def _conditional(*atoms: Any, n_tokens: int) -> Any:
-    """The values that pass."""
+def _conditional(*atoms: Value, n_tokens: int) -> Sequence[Value]:
+    """The values that pass through the fence."""
     return lax.cond(
         always(atoms[:n_tokens]),
         lambda passing: passing,
@@ -143,8 +144,8 @@ def _conditional(*atoms: Any, n_tokens: int) -> Any:
     )
 
 
-def always(tokens: Sequence[Any]) -> Any:
-    """True, as soon as the tokens are there."""
+def always(tokens: Sequence[Value]) -> Value:
+    """A scalar that is always True, and that XLA can't compute before the tokens."""
     always = None
     for token in tokens:
         is_few = lax.population_count(_bits(token)) <= 64
@@ -152,8 +153,8 @@ def always(tokens: Sequence[Any]) -> Any:
     return always
 
 
-def _bits(x: Value) -> Any:
-    """An integer made of one element."""
+def _bits(x: Value) -> Value:
+    """A scalar integer made of the first element of `x`."""
     x = lax.reshape(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), ())
     if jnp.issubdtype(x.dtype, jnp.bool_):
         return x.astype(jnp.int32)
@@ -165,5 +166,5 @@ def _bits(x: Value) -> Any:
 
 
 def can_tell(atom: Atom) -> bool:
-    """Whether a conditional can be made to depend on an array like this."""
+    """Whether the predicate of a fence can be made to depend on an array of this type."""
     return str(atom.aval.dtype) in _TELLING and 0 not in atom.aval.shape

@@ -1,7 +1,7 @@
-"""Stage 5: fences between what reads a buffer and its update, where XLA would repeat the reads.
+"""Stage 5: fences between the reads of a buffer and its update, where XLA would repeat the reads.
 
-The equations are in order: what is read from a buffer is used before its update if it can be, and
-through the fence if not. See `fence` for what one is.
+The equations are in order: a value read from a buffer is used before the buffer's update if it can
+be, and passes through the fence if not. See `fence` for the fences themselves.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from refs._inplace.fence import fenced
 from refs._inplace.order import has_jaxprs, is_computed_once, last_updates, needs
 from refs._types import Atom, Eqn
 
-# From how many buffers a value is remembered to have been read. The bound is against the square: a
-# sum over a thousand refs would be noted with each of them at each step.
+# A value read from more buffers than this isn't noted. Without a bound the time is quadratic: a sum
+# over a thousand refs would be noted with each of them at each step.
 MOST = 64
 
 
@@ -37,26 +37,26 @@ class _Fences:
         self.returned = {v for v in body.outvars if is_var(v)}
         self.constants = body.constants()
         self.update_of = last_updates(body)
-        self.emitted: list[Any] = []
-        self.passed: dict[Any, Any] = {}  # A value before its fence -> after it.
-        # Values read from a buffer that hasn't been updated yet, by buffer.
-        self.read: dict[Any, list[Any]] = {v: [] for v in self.update_of}
-        self.read_from: dict[Any, list[Any]] = {}
+        self.emitted: list[Eqn] = []
+        self.passed: dict[Any, Atom] = {}  # A value before its fence -> behind it.
+        # Values read from a buffer that hasn't been updated yet, by buffer; and the reverse.
+        self.read: dict[Any, list[Atom]] = {v: [] for v in self.update_of}
+        self.read_from: dict[Any, list[Atom]] = {}
 
-    def now(self, atom: Atom) -> Any:
-        """What a value is called after the fences that it has passed."""
+    def now(self, atom: Atom) -> Atom:
+        """The name of a value behind the fences that it has passed."""
         while is_var(atom) and atom in self.passed:
             atom = self.passed[atom]
         return atom
 
     def run(self, k: int) -> None:
-        """Emits an equation as it is now, behind fences for the buffers that it updates."""
+        """Emits an equation, with current names, behind fences for the buffers that it updates."""
         eqn = self.eqns[k]
         now = substitute(eqn, {v: self.now(v) for v in eqn.invars if is_var(v)})
         mine = [v for v in dict.fromkeys(filter(is_var, eqn.invars)) if self.update_of.get(v) == k]
         for buffer in mine:
             if self.taken_by[buffer][-1] > k or sum(v is buffer for v in eqn.invars) > 1:
-                continue  # XLA copies it.
+                continue  # The old value is used again: XLA copies it.
             passing, seen = self._cut(k, buffer)
             if passing or seen or self._is_read_back(eqn):
                 fence = fenced(
@@ -76,13 +76,14 @@ class _Fences:
             del self.read[buffer]
 
     def _note_reads(self, eqn: Eqn) -> None:
-        """Remembers which buffers the outputs of an equation have been read from."""
+        """Notes which buffers the outputs of an equation have been read from."""
         sources: dict[Any, None] = {}
         for v in filter(is_var, eqn.invars):
             if v in self.read:
                 sources[v] = None
             elif v in self.read_from and not self._is_computed_once(v):
-                # An equation that XLA computes once from a value that it repeats reads the buffer.
+                # XLA repeats `v`: an equation that it computes once from `v` counts as reading the
+                # buffer, unless `v` is so small that it is kept.
                 found, once = self.read_from[v], is_computed_once(eqn)
                 sources |= {b: None for b in found if not once or not is_small(v, b)}
         sources = {b: None for b in sources if b in self.read}
@@ -94,11 +95,11 @@ class _Fences:
                 for buffer in sources:
                     self.read[buffer].append(v)
 
-    def _cut(self, k: int, buffer: Atom) -> tuple[list[Any], list[Any]]:
+    def _cut(self, k: int, buffer: Atom) -> tuple[list[Atom], list[Atom]]:
         """The values read from a buffer that its update must wait for.
 
-        First those that are needed afterwards and would be computed again, then those that only
-        have to be there. There are none if all that they are for is the update itself.
+        First the values that are needed afterwards and would be repeated, then those that only have
+        to be computed before. There are none if only the update itself uses such values.
         """
         cut = [v for v in self.read[buffer] if v in self.returned or self._last_use(v) >= k]
         if all(self._is_for(v, k) for v in cut):
@@ -113,15 +114,15 @@ class _Fences:
         seen = [v for v in once if not is_small(v, buffer)]
         return [v for v in cut if v not in seen], seen
 
-    def _is_for(self, v: Any, k: int) -> bool:
-        """Whether nothing needs a value any more but one equation."""
+    def _is_for(self, v: Atom, k: int) -> bool:
+        """Whether nothing after equation `k` uses a value."""
         return v not in self.returned and self._last_use(v) <= k
 
-    def _last_use(self, v: Any) -> int:
+    def _last_use(self, v: Atom) -> int:
         return self.taken_by[v][-1] if v in self.taken_by else -1
 
     def _ancestors(self, k: int) -> set[int]:
-        """All that an equation needs."""
+        """The equations that an equation depends on."""
         found: set[int] = set()
         rest = [k]
         while rest:
@@ -131,10 +132,10 @@ class _Fences:
         return found
 
     def _is_read_back(self, eqn: Eqn) -> bool:
-        """Whether the result of an update is read by what XLA may put the update into.
+        """Whether the result of an update is read by an equation that XLA may fuse the update into.
 
-        XLA may repeat the update there, or find that what is read is what has been written, and
-        repeat how that came about.
+        XLA may repeat the update there, or find that the value read is the value written, and
+        repeat the computation of that.
         """
         if not is_update(eqn) or not self.on_cpu:
             return False
@@ -144,5 +145,5 @@ class _Fences:
             for j in self.taken_by.get(out, ())
         )
 
-    def _is_computed_once(self, v: Any) -> bool:
+    def _is_computed_once(self, v: Atom) -> bool:
         return is_computed_once(self.eqns[self.made_by[v]])

@@ -1,8 +1,8 @@
-"""Stage 0: calls are written out where there is something to order in them."""
+"""Stage 0: calls are inlined where there is something to order in them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,20 +21,20 @@ from refs._inplace.body import (
     substitute,
 )
 from refs._tracing.facts import facts_of
-from refs._types import Eqn, Jaxpr
+from refs._types import Atom, Eqn, Jaxpr
 
-# Calls that call one another can grow without bounds when they are written out.
+# Nested calls can grow without bounds when they are inlined: beyond this many equations they stay.
 LONGEST = 50_000
 
-# What `_primitive` is about: a program that is to be compiled in place.
+# A program that is to be compiled in place: see `primitive`.
 in_place_p = Primitive("in_place")
 
 
-def flatten(jaxpr: Jaxpr, known: dict[int, Any]) -> Any:
+def flatten(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
     """The jaxpr, and those of its loops and branches, without calls that hide an update.
 
     Returns the very same jaxpr where nothing in it is ever updated. `known` are the jaxprs seen
-    in this pass: loops and calls often share one.
+    in this pass and their results, by id: loops and calls often share one.
     """
     if id(jaxpr) not in known:
         known[id(jaxpr)] = jaxpr, _flatten(jaxpr, known) if is_worth_it(jaxpr) else jaxpr
@@ -53,20 +53,25 @@ def is_worth_it(jaxpr: Jaxpr) -> bool:
     return _worth_it[jaxpr]
 
 
-_worth_it: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_worth_it: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()
 
 
-def _flatten(jaxpr: Jaxpr, known: dict[int, Any]) -> Any:
+def _flatten(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
     body = Body(jaxpr)
     body.eqns = []
-    names: dict[Any, Any] = {}
+    names: dict[Any, Atom] = {}
     _append(body, jaxpr.eqns, names, known)
     body.outvars = renamed(body.outvars, names)
     return body.close()
 
 
-def _append(body: Body, eqns: Sequence[Eqn], names: dict[Any, Any], known: dict[int, Any]) -> None:
-    """Adds equations whose variables have other names."""
+def _append(
+    body: Body,
+    eqns: Sequence[Eqn],
+    names: dict[Any, Atom],
+    known: dict[int, tuple[Jaxpr, Jaxpr]],
+) -> None:
+    """Appends equations, with variables renamed by `names` and calls inlined; extends `names`."""
     for eqn in eqns:
         eqn = substitute(eqn, names)
         called = _called(eqn)
@@ -85,8 +90,8 @@ def _append(body: Body, eqns: Sequence[Eqn], names: dict[Any, Any], known: dict[
         names.update(zip(eqn.outvars, outvars, strict=True))
 
 
-def _called(eqn: Eqn) -> Any:
-    """The jaxpr that an equation stands for, if it is no more than that."""
+def _called(eqn: Eqn) -> Jaxpr | None:
+    """The jaxpr that can stand in the place of an equation, which is no more than its call."""
     if eqn.primitive is _jax.jit_p:
         p = _jax.jit_params(eqn.params)
         shardings = (*p.in_shardings, *p.out_shardings)
@@ -104,11 +109,11 @@ def _called(eqn: Eqn) -> Any:
     return None if closed.consts else closed.jaxpr
 
 
-def _behind_barrier(eqn: Eqn, called: Any, body: Body) -> list[Any]:
-    """The operands of a call, behind a barrier if it is there to be computed a second time.
+def _behind_barrier(eqn: Eqn, called: Jaxpr, body: Body) -> list[Atom]:
+    """The operands of a call, behind a barrier if the call is a recomputation.
 
-    That is how JAX lowers `checkpoint`, so that XLA doesn't find that it was all computed before.
-    But what the call only adds to or puts something into, a cotangent, has nothing to hide.
+    JAX lowers `checkpoint` in this way, so that XLA doesn't find that it was all computed before.
+    But an operand that the call only adds to or updates, a cotangent, needs no barrier.
     """
     operands = list(eqn.invars)
     prevent_cse = eqn.params.get("prevent_cse", False)
@@ -141,8 +146,8 @@ def _put_onto(jaxpr: Jaxpr) -> set[Any]:
     return found
 
 
-def map_jaxprs(eqn: Eqn, fun: Any) -> Any:
-    """The equation with `fun` of each jaxpr of its loop or branches."""
+def map_jaxprs(eqn: Eqn, fun: Callable[[Jaxpr], Jaxpr]) -> Eqn:
+    """The equation with `fun` applied to each jaxpr, if it is a loop or has branches."""
     if eqn.primitive not in (*_jax.loop_primitives, _jax.cond_p):
         return eqn
     return _jax.map_jaxprs(eqn, fun)

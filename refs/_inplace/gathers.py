@@ -1,12 +1,10 @@
-"""Stage 3: a few rows of a large array are read one by one.
+"""Stage 3: gathers of a few rows of a large array become slices.
 
-XLA on CPU shares a gather from a large array out to its threads, however little it takes: that
-costs 4 µs for 8 elements of a megabyte. Slices it reads where it needs them.
+XLA on CPU distributes a gather from a large array over its threads, however few elements it reads:
+that costs 4 µs for 8 elements of a megabyte. XLA reads slices where it uses them.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +14,12 @@ from jax.lax import GatherScatterMode
 from refs._inplace.body import Body, size, splice
 from refs._types import Atom, Eqn, Value
 
-# Where XLA's threads come in, in bytes, and how many rows still make a small program.
+# The size in bytes from which XLA uses its threads, and how many rows still make a small program.
 LARGE, FEW = 2**19, 32
 
 
 def slice_small_gathers(body: Body) -> None:
-    """Replaces the gathers of one level of a jaxpr that read a few rows of something large."""
+    """Replaces the gathers of one level of a jaxpr that read a few rows of a large array."""
     eqns: list[Eqn] = []
     for eqn in body.eqns:
         if eqn.primitive is lax.gather_p and _is_worth_it(eqn):
@@ -49,8 +47,13 @@ def _is_worth_it(eqn: Eqn) -> bool:
     )
 
 
-def _slices(operand: Value, indices: Any, *, dims: Any, sizes: tuple[int, ...]) -> Any:
-    """What `lax.gather` does, by dynamic slices; they clamp their indices as it does."""
+def _slices(
+    operand: Value, indices: Value, *, dims: lax.GatherDimensionNumbers, sizes: tuple[int, ...]
+) -> Value:
+    """`lax.gather` by dynamic slices, which clamp their indices as it does.
+
+    `indices`: `[*batch, n_axes]`, the starts of slices of shape `sizes`.
+    """
     batch = indices.shape[:-1]
     gone = (*dims.collapsed_slice_dims, *dims.operand_batching_dims)
     kept = [n for d, n in enumerate(sizes) if d not in gone]

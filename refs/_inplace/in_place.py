@@ -20,12 +20,12 @@ R = TypeVar("R")
 
 
 def in_place(fun: Callable[P, R]) -> Callable[P, R]:
-    """Compiles a function of arrays so that XLA updates in place what it updates.
+    """Compiles a function of arrays so that XLA runs its updates in place.
 
-    `x.at[i].set(v)`, and what JAX makes of such code in loops, branches and derivatives, then costs
-    what it touches and not all of `x`. `refs.jit` does this by itself; this is for functions
-    without refs. Use it last, around what is differentiated or mapped and directly under
-    `jax.jit`, and donate what is updated:
+    `x.at[i].set(v)`, also in loops, branches and derivatives, then costs as much as the part that
+    it touches and not all of `x`. `refs.jit` does this by itself; this is for functions without
+    refs. Use it last, around functions that are differentiated or mapped and directly under
+    `jax.jit`, and donate the arrays that are updated:
 
         step = jax.jit(refs.in_place(step), donate_argnums=0)
 
@@ -71,6 +71,6 @@ def call_in_place(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             "in_place of a function over refs: it takes functions of arrays. `refs.jit` compiles "
             "in place by itself"
         )
-    if touch_analysis.holds_refs(closed):  # of its own
+    if touch_analysis.holds_refs(closed):  # refs that `fun` makes
         closed = discharge(closed)
     return jax.tree.unflatten(jax.tree.structure(shapes), run_in_place(closed, leaves))

@@ -1,12 +1,12 @@
-"""Stage 4: an order in which whatever reads a buffer comes before its update.
+"""Stage 4: an order in which the readers of a buffer come before its update.
 
 For each buffer the last of its updates is the one that can be in place: from then on the old value
-must be dead. So its readers are put before it. What uses a small value that was read is put after
-it, so that a fence (see `fences`) can stand between: XLA computes cheap reads again wherever their
-value is used. Each such wish becomes an edge, like an operand, and an edge that would close a cycle
-is dropped: that is a true second use of the old value, and XLA copies.
+must be dead. So the buffer's readers are put before it. The users of a small value that was read
+are put after it, so that a fence (see `fences`) can stand between: XLA computes cheap reads again
+wherever their value is used. Each such constraint becomes an edge, like an operand. An edge that
+would close a cycle is dropped: that is a true second use of the old value, and XLA copies.
 
-Equations keep the order of the program as far as that goes.
+Equations otherwise keep the order of the program.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from refs._inplace.branches import updated_operands
 from refs._tracing.facts import facts_of
 from refs._types import Atom, Eqn
 
-# How many equations may be moved for the sake of one edge. The search for a cycle looks at no more.
-# With 0, 3 and 10 there are copies in 8, 2 and 1 of the programs of `tests/test_in_place*.py`, from
-# 30 on in none. The bound is for the worst case, an edge in each equation that looks at the whole
-# program: the time for 10,000 equations of real programs is the same with 30, 300 and 3,000.
+# How many equations may be moved for one edge. The search for a cycle looks at no more.
+# With 0, 3 and 10 there are copies in 8, 2 and 1 of the programs of `tests/inplace/test_in_place*`,
+# from 30 on in none. The bound is for the worst case, that for each equation an edge searches the
+# whole program: the time for 10,000 equations of real programs is the same with 30, 300 and 3,000.
 FARTHEST = 300
 
 
 def order(body: Body) -> bool:
-    """Puts the equations of a body in an order for updates in place; False if there is none."""
+    """Puts the equations of a body in an order for updates in place; False if they form a cycle."""
     schedule = _Schedule(body)
     if not schedule.sort():
         return False
@@ -43,9 +43,10 @@ class _Schedule:
     """Equations by their numbers in the body, and the order in which they are to run.
 
     Attributes:
+      takers: the equations that take each variable.
       updates: each buffer, and its last update.
       before: for each equation those that must come before it: operands, effects, and edges.
-      order: the equations; `before` holds for it.
+      order: the equations, in an order that `before` allows.
       place: where each equation stands in `order`.
     """
 
@@ -76,9 +77,9 @@ class _Schedule:
         return len(self.order) == len(self.eqns)
 
     def put_readers_first(self, buffer: Atom, update: int) -> None:
-        """Puts what takes a buffer before its update.
+        """Puts the equations that take a buffer before its update.
 
-        A large value that is made of it isn't kept, so what takes that comes first too.
+        XLA doesn't keep a large value that is made of the buffer, so its takers come first too.
         """
         values = [buffer]
         seen = {update}
@@ -90,10 +91,10 @@ class _Schedule:
                         values += [u for u in self.eqns[k].outvars if not is_small(u, buffer)]
 
     def put_users_last(self, buffer: Atom, update: int) -> None:
-        """Puts the update of a buffer before what uses small values that were read from it.
+        """Puts the update of a buffer before the users of small values that were read from it.
 
-        A user that the update needs stays where it is, and counts as a reader: what it computes may
-        be computed again, with what was read.
+        A user that the update needs stays where it is, and counts as a reader: XLA may compute its
+        result again, and repeat the read for that.
         """
         first = last = self.place[update]
         readers = [k for k in self.takers[buffer] if self.place[k] < last]
@@ -119,7 +120,7 @@ class _Schedule:
         self._move(first, last, needed)
 
     def _put_first(self, k: int, update: int) -> bool:
-        """Puts an equation before an update, unless it needs it."""
+        """Puts an equation before an update; False if it needs the update."""
         first, last = self.place[update], self.place[k]
         if first < last:
             moved, lowest = self._needed(k, first)
@@ -130,7 +131,7 @@ class _Schedule:
         return True
 
     def _move(self, first: int, last: int, needed: set[int]) -> None:
-        """Puts the equation at the place `last`, with what it needs, at the place `first`."""
+        """Puts the equation at the place `last`, with those that it needs, at the place `first`."""
         if first == last:
             return
         *window, k = self.order[first : last + 1]
@@ -140,7 +141,10 @@ class _Schedule:
         self._number(first, last + 1)
 
     def _needed(self, k: int, lowest: int = 0) -> tuple[set[int], int]:
-        """What an equation needs, from a place on, or the nearest of that; and from which place."""
+        """The equations that an equation needs, at the place `lowest` or later, and that place.
+
+        If they are too many: the nearest of them, and the place from which on they are all.
+        """
         found: set[int] = set()
         nearest = [-self.place[k]]
         while nearest:
@@ -172,13 +176,13 @@ def needs(body: Body) -> list[list[int]]:
 
 
 def last_updates(body: Body) -> dict[Any, int]:
-    """The buffers that may be updated in place, as they aren't returned, each with its update."""
+    """The last update of each buffer that may be updated in place, as it isn't returned."""
     returned = {v for v in body.outvars if is_var(v)}
     return {v: k for k, eqn in enumerate(body.eqns) for v in _updated(eqn) if v not in returned}
 
 
-def _updated(eqn: Eqn) -> list[Any]:
-    """The buffers that an equation changes, or may return: what is to be done in place."""
+def _updated(eqn: Eqn) -> list[Atom]:
+    """The buffers among an equation's operands that it may return updated, in the same memory."""
     if is_update(eqn):
         atoms = eqn.invars[:1]
     elif (carried := carries(eqn)) is not None:

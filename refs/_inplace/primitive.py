@@ -1,7 +1,7 @@
-"""A pure program that is to be compiled in place: what the pass is applied to, when it is lowered.
+"""The primitive of a pure program that is to be compiled in place: its lowering runs the pass.
 
-As a primitive of its own the program keeps what transformations of JAX must see, custom derivatives
-above all, until there is nothing left to transform.
+As a primitive of its own the program keeps everything that JAX's transformations must see, custom
+derivatives above all, until there is nothing left to transform.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from refs import _jax
 from refs._inplace.flatten import in_place_p
 from refs._inplace.rewrite import rewrite
 from refs._tracing.touch_analysis import used
-from refs._types import ClosedJaxpr, Value
+from refs._types import Aval, ClosedJaxpr, Value
 
 in_place_p.multiple_results = True
 
 
-def run_in_place(closed: ClosedJaxpr, args: Sequence[Value]) -> list[Any]:
-    """What a jaxpr returns, run in place when it is compiled. What it doesn't use isn't passed."""
+def run_in_place(closed: ClosedJaxpr, args: Sequence[Value]) -> list[Value]:
+    """Runs a jaxpr, in place when it is compiled. Arguments that it doesn't use aren't passed."""
     closed, args = _jax.without_constants(closed), [*closed.consts, *args]
     variables = closed.jaxpr.invars
     kept = [k for k, v in enumerate(variables) if v in used(closed.jaxpr)]
@@ -32,27 +32,29 @@ def run_in_place(closed: ClosedJaxpr, args: Sequence[Value]) -> list[Any]:
 
 
 @_jax.def_effectful_abstract_eval(in_place_p)
-def _abstract_eval(*_: Any, jaxpr: ClosedJaxpr) -> tuple[list[Any], Any]:
+def _abstract_eval(*_: Aval, jaxpr: ClosedJaxpr) -> tuple[list[Aval], Any]:
     return jaxpr.out_avals, jaxpr.effects
 
 
 @in_place_p.def_impl
-def _evaluate(*args: Any, jaxpr: ClosedJaxpr) -> list[Any]:
+def _evaluate(*args: Value, jaxpr: ClosedJaxpr) -> list[Value]:
     """Outside `jax.jit` a program runs operation by operation, and there is nothing to order."""
     return _jax.eval_jaxpr(jaxpr, jaxpr.consts, args)
 
 
-def _jvp(primals: Sequence[Value], tangents: Sequence[Value], *, jaxpr: ClosedJaxpr) -> Any:
-    """The derivative is a program of its own: put `in_place` around that."""
+def _jvp(
+    primals: Sequence[Value], tangents: Sequence[Value], *, jaxpr: ClosedJaxpr
+) -> tuple[list[Value], list[Value]]:
+    """The derivative isn't in place: for that, users put `in_place` around it."""
 
     fun = functools.partial(_evaluate, jaxpr=jaxpr)
     return jax.jvp(fun, tuple(primals), tuple(map(_jax.instantiate, tangents)))
 
 
-def _transpose(cotangents: Sequence[Value], *args: Any, jaxpr: ClosedJaxpr) -> list[Any]:
+def _transpose(cotangents: Sequence[Value], *args: Value, jaxpr: ClosedJaxpr) -> list[Value | None]:
     linear = [k for k, x in enumerate(args) if ad.is_undefined_primal(x)]
 
-    def fun(*operands: Value) -> list[Any]:
+    def fun(*operands: Value) -> list[Value]:
         given = dict(zip(linear, operands, strict=True))
         return _evaluate(*(given.get(k, x) for k, x in enumerate(args)), jaxpr=jaxpr)
 

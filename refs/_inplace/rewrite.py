@@ -1,8 +1,6 @@
-"""The pass: a pure jaxpr into one that XLA runs in place."""
+"""The pass: it turns a pure jaxpr into one that XLA runs in place."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from refs import _jax
 from refs._inplace.accumulate import accumulate
@@ -15,19 +13,19 @@ from refs._inplace.order import order
 from refs._types import Jaxpr
 
 
-def rewrite(jaxpr: Jaxpr, on_cpu: bool = True) -> Any:
-    """The jaxpr, so ordered that XLA updates in place what it updates.
+def rewrite(jaxpr: Jaxpr, on_cpu: bool = True) -> Jaxpr:
+    """Rewrites a jaxpr so that XLA runs its updates in place.
 
     Args:
-      jaxpr: a jaxpr without refs; its constants are as they are.
+      jaxpr: a jaxpr without refs; its constants are kept.
       on_cpu: whether it is compiled for a CPU, where fences are conditionals.
 
     Returns:
-      A jaxpr of the same values, but for the order in which floats are summed into a buffer. What
-      nobody needs isn't in it. It is the very same one if all of it is needed, and it updates
-      nothing or its types are explicitly sharded.
+      A jaxpr of the same values, but for the order in which floats are summed into a buffer,
+      without equations that nothing needs. It is the very same jaxpr if all of it is needed, and it
+      updates nothing or its types are explicitly sharded.
     """
-    needed = Body(jaxpr).close()  # JAX leaves the rest out of what it compiles.
+    needed = Body(jaxpr).close()  # JAX doesn't compile the other equations either.
     if len(needed.eqns) < len(jaxpr.eqns):
         jaxpr = needed
     if _is_sharded(jaxpr):
@@ -36,12 +34,12 @@ def rewrite(jaxpr: Jaxpr, on_cpu: bool = True) -> Any:
 
 
 def _is_sharded(jaxpr: Jaxpr) -> bool:
-    """Whether types say how arrays are sharded: what the pass adds says nothing of it."""
+    """Whether types say how arrays are sharded: the types that the pass adds don't."""
     variables = (*jaxpr.constvars, *jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars))
     return any(_jax.has_explicit_sharding(v.aval) for v in variables)
 
 
-def _rewrite(jaxpr: Jaxpr, on_cpu: bool, known: dict[int, Any]) -> Any:
+def _rewrite(jaxpr: Jaxpr, on_cpu: bool, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
     if not is_worth_it(jaxpr):
         return jaxpr
     if id(jaxpr) not in known:

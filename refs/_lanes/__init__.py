@@ -1,1 +1,1 @@
-"""Batching at the ref level: what `refs.vmap` needs while refs are still refs."""
+"""Lanes of `refs.vmap` while refs are still refs: their analysis, and primitives on shared refs."""

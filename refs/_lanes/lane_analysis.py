@@ -1,54 +1,60 @@
-"""What may differ from lane to lane: an abstract run of a lane's jaxpr, before it is batched.
+"""The lane analysis: an abstract run of a lane's jaxpr, before it is batched.
 
-It finds the branches and loops that lanes may leave one another in, and refuses what a shared ref
-would end up with only one lane's version of. The rule is that of a `for` loop over the lanes whose
-order doesn't matter. What a shared ref allows depends on all that the lanes do to it:
+It tells which values may vary from lane to lane. So it finds the branches and loops in which lanes
+may diverge, and refuses writes after which a shared ref would hold only one lane's version. `vmap`
+means a `for` loop over the lanes, in any order. The allowed uses of a shared ref depend on all that
+the lanes do to it:
 
-- only read: anything;
-- only accumulated into: anything;
-- otherwise: it may be overwritten with what is the same in every lane; and used only after such an
-  overwriting of the whole, so that no lane sees what another one did.
+- they only read it: allowed;
+- they only accumulate into it: allowed;
+- otherwise: they may overwrite it with a value that is the same in every lane, and use it only
+  after such an overwriting of the whole, so that no lane sees another one's writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax import lax
 
 from refs import _jax
-from refs._origin import origin_of
+from refs._origin import Origin, origin_of
 from refs._tracing.facts import facts_of, inner_calls
 from refs._tracing.touch_analysis import Touch, touches_of, used
-from refs._types import Atom, ClosedJaxpr, Eqn, Value
+from refs._types import Atom, ClosedJaxpr, Eqn
 from refs.errors import RefValueError
 
 _ORDERED = Touch.READ | Touch.WRITE
 
 
 class Contents:
-    """What is known of a ref's contents.
+    """The abstract contents of a ref.
 
     Attributes:
-      origin: whose they are, for messages.
-      varies: whether they may differ from lane to lane.
-      shared: None for a lane's own ref, otherwise what all the lanes do to it.
+      origin: the ref's, for messages.
+      varies: whether they may vary from lane to lane.
+      shared: None for a lane's own ref, otherwise how all the lanes touch it.
       is_set: whether this lane has overwritten the whole of a shared ref.
     """
 
-    def __init__(self, origin: Any, varies: bool, shared: Touch | None = None):
+    def __init__(self, origin: Origin, varies: bool, shared: Touch | None = None):
         self.origin, self.varies, self.shared = origin, varies, shared
         self.is_set = False
 
     @property
     def is_overwritten(self) -> bool:
+        """Whether lanes share the ref and don't only read it, or only accumulate by one method."""
         return self.shared is not None and self.shared.changes and not self.shared.method
 
 
 class LaneAnalysis:
-    """The result: which equations' predicates may differ from lane to lane."""
+    """The analysis of one lane's jaxpr: in which branches and loops the lanes may diverge.
+
+    In its abstract run the value of an array is a bool, whether it may vary from lane to lane, and
+    that of a ref is its `Contents`.
+    """
 
     def __init__(self, size: int, axis_name: Any):
         self._size, self._axis_name = size, axis_name
@@ -58,28 +64,33 @@ class LaneAnalysis:
         self._growth = 0
 
     def again(self) -> LaneAnalysis:
-        """For another run in the same lanes."""
+        """A new analysis, for another run in the same lanes."""
         return LaneAnalysis(self._size, self._axis_name)
 
     def diverges(self, eqn: Eqn) -> bool:
-        """True where lanes may part. What the run hasn't seen, rules traced later, is taken to."""
+        """Whether lanes may diverge at a branch or loop; True if the run hasn't seen it.
+
+        It hasn't seen equations of rules that were traced later.
+        """
         return self._diverges.get(id(eqn), True)
 
-    def run(self, closed: ClosedJaxpr, refs: dict[int, Contents], args: Sequence[Value]) -> None:
+    def run(
+        self, closed: ClosedJaxpr, refs: dict[int, Contents], args: Sequence[bool | Contents]
+    ) -> None:
         """Runs a lane's jaxpr.
 
         Args:
           closed: the jaxpr.
           refs: the contents of the refs that it closes over, by their ids.
-          args: for each input, whether it varies, or a ref's `Contents`.
+          args: for each input, whether it may vary, or a ref's `Contents`.
         """
         self._shared = [c for c in (*refs.values(), *args) if isinstance(c, Contents) and c.shared]
         self._run(closed, refs, args, False)
 
     def _run(
-        self, closed: ClosedJaxpr, refs: dict[int, Contents], args: Sequence[Value], diverged: bool
+        self, closed: ClosedJaxpr, refs: dict[int, Contents], args: Sequence[Any], diverged: bool
     ) -> list[Any]:
-        """`diverged` says that some lanes may not take part."""
+        """The outputs. `diverged`: whether some lanes may not take part."""
         jaxpr = closed.jaxpr
         consts = [refs[id(c)] if isinstance(c, _jax.NativeRef) else False for c in closed.consts]
         env: dict[Any, Any] = dict(
@@ -97,7 +108,7 @@ class LaneAnalysis:
         return [value(v) for v in jaxpr.outvars]
 
     def _step(
-        self, eqn: Eqn, refs: dict[int, Contents], args: list[Value], diverged: bool, is_used: bool
+        self, eqn: Eqn, refs: dict[int, Contents], args: list[Any], diverged: bool, is_used: bool
     ) -> list[Any]:
         primitive = eqn.primitive
         if primitive is _jax.get_p or primitive is _jax.freeze_p:
@@ -124,11 +135,11 @@ class LaneAnalysis:
         return self._unknown(eqn, refs, diverged, args)
 
     def _unknown(
-        self, eqn: Eqn, refs: dict[int, Contents], diverged: bool, args: list[Value]
+        self, eqn: Eqn, refs: dict[int, Contents], diverged: bool, args: list[Any]
     ) -> list[Any]:
-        """A primitive of which is known only what it is given, and perhaps a jaxpr that it runs.
+        """A primitive of which only the operands are known, and perhaps jaxprs that it runs.
 
-        It runs that any number of times, and how often may depend on any operand.
+        It may run these any number of times, and that number may depend on any operand.
         """
         varies = self._asks_which_lane(eqn) or any(
             a.varies if isinstance(a, Contents) else a for a in args
@@ -149,7 +160,7 @@ class LaneAnalysis:
         if calls:
             self._until_stable(step, [])
         else:
-            # Refs that JAX makes otherwise, for kernels, aren't known here.
+            # Refs that JAX makes by other primitives, for kernels, have no contents here.
             known = zip(eqn.invars, args, strict=True)
             contents = {v: a for v, a in known if isinstance(a, Contents)}
             for v, kind in touches_of(eqn):
@@ -163,7 +174,7 @@ class LaneAnalysis:
         return [args[0] if _jax.is_ref_type(v.aval) else varies for v in eqn.outvars]
 
     def _make(self, eqn: Eqn, varies: bool) -> Contents:
-        """A ref of the lane's own: the same in every pass over a loop's body."""
+        """The contents of a ref that the lane makes: the same in all passes over a loop's body."""
         origin = origin_of(eqn.outvars[0].aval)
         made = self._made.setdefault(id(eqn), Contents(origin, varies))
         made.varies |= varies
@@ -198,7 +209,7 @@ class LaneAnalysis:
         return []
 
     def _grow(self, ref: Contents, varies: bool) -> None:
-        """Notes what is written to a ref of the lane's own."""
+        """Notes that a value is written to a lane's own ref."""
         if ref.shared is None and varies and not ref.varies:
             ref.varies = True
             self._growth += 1
@@ -240,7 +251,7 @@ class LaneAnalysis:
         return out
 
     def _while(
-        self, eqn: Eqn, refs: dict[int, Contents], diverged: bool, args: list[Value]
+        self, eqn: Eqn, refs: dict[int, Contents], diverged: bool, args: list[Any]
     ) -> list[Any]:
         n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         cond = _jax.as_closed(eqn.params["cond_jaxpr"])
@@ -263,7 +274,7 @@ class LaneAnalysis:
         return carry
 
     def _scan(
-        self, eqn: Eqn, refs: dict[int, Contents], diverged: bool, args: list[Value]
+        self, eqn: Eqn, refs: dict[int, Contents], diverged: bool, args: list[Any]
     ) -> list[Any]:
         p = _jax.scan_params(eqn.params)
         end = p.num_consts + p.num_carry
@@ -272,6 +283,7 @@ class LaneAnalysis:
         def step(carry: list[Any]) -> list[Any]:
             before = [c.is_set for c in self._shared]
             out = self._run(p.jaxpr, refs, [*args[: p.num_consts], *carry, *args[end:]], diverged)
+            # A loop without steps sets nothing, and a step over a ref sets no more than its row.
             if not p.length or any(isinstance(x, Contents) for x in args[end:]):
                 self._restore(before)
             rows[:] = out[p.num_carry :]
@@ -279,7 +291,8 @@ class LaneAnalysis:
 
         return [*self._until_stable(step, args[p.num_consts : end]), *rows]
 
-    def _until_stable(self, step: Any, carry: list[Any]) -> list[Any]:
+    def _until_stable(self, step: Callable[[list[Any]], list[Any]], carry: list[Any]) -> list[Any]:
+        """The fixed point of a loop: runs `step` until no more values or contents may vary."""
         while True:
             growth = self._growth
             out = step(carry)
@@ -293,13 +306,14 @@ class LaneAnalysis:
             ref.is_set = flag
 
     def _joins_lanes(self, eqn: Eqn) -> bool:
-        """A collective that gives every lane the same."""
+        """Whether an equation is a collective over all lanes that gives each the same result."""
         axes = eqn.params.get("axes", eqn.params.get("axis_name"))
         axes = axes if isinstance(axes, tuple) else (axes,)
         is_whole = eqn.params.get("axis_index_groups") is None
         return facts_of(eqn.primitive).lanes == "agree" and self._axis_name in axes and is_whole
 
     def _asks_which_lane(self, eqn: Eqn) -> bool:
+        """Whether a collective in it gives lanes different results, as `axis_index` does."""
         if self._axis_name is None:
             return False
         return facts_of(eqn.primitive).lanes == "differ" or any(

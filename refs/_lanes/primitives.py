@@ -1,17 +1,16 @@
-"""What a lane does to a ref that it shares with the other lanes, and what it asks of them all.
+"""Primitives that exist between tracing a lane of `vmap` and batching it.
 
-`lane_update` is an update by one lane, of those whose order doesn't matter. Batched by `jax.vmap`,
-it becomes one update with all lanes' contributions, at all their indices: an addition costs the
-updates, however large the ref is. A value that is the same in every lane still arrives once for
-each. `lane_any` is true where a flag is true
-in any lane.
+`lane_update` updates a ref that the lanes share, by a method whose order doesn't matter: add,
+multiply, min or max. Batched by `jax.vmap`, it becomes one update with all lanes' contributions, at
+all their indices: the cost of an addition is that of the contributions, however large the ref is. A
+value that is the same in every lane still contributes once for each.
 
-Both exist only between tracing a lane and batching it.
+`lane_any` is true if a flag is true in any lane.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +25,7 @@ from refs._indexing.index import Index, indexed_shape
 from refs._indexing.places import located, within
 from refs._indexing.syntax import Span
 from refs._indexing.values import neutral
-from refs._types import PyTreeDef, RefLike, Value
+from refs._types import Aval, PyTreeDef, RefLike, Value
 
 lane_update_p = Primitive("lane_update")
 lane_update_p.multiple_results = True
@@ -34,23 +33,23 @@ lane_any_p = Primitive("lane_any")
 
 
 def lane_update(ref: RefLike, lane: Value, index: Index, method: str, value: Value) -> None:
-    """Updates the shared `ref` by `value`, of `index`'s taken shape.
+    """Updates the shared `ref` by `value`, of shape `index.taken_shape`.
 
-    `lane` is any scalar that is batched: it says that this happens in each lane, whatever else is
-    the same in all of them.
+    `lane` is any scalar that is batched: the primitive is batched, then, even if all its other
+    operands are the same in every lane.
     """
     leaves, tree = jax.tree.flatten(() if index.is_whole else (index.indexer(),))
     lane_update_p.bind(ref, lane, value, *leaves, tree=tree, method=method)
 
 
-def lane_any(flag: Value) -> Any:
-    """A scalar that is true if `flag` is in any lane."""
+def lane_any(flag: Value) -> Value:
+    """Whether `flag`, a bool scalar, is true in any lane: a bool scalar."""
     return lane_any_p.bind(flag)
 
 
 @_jax.def_effectful_abstract_eval(lane_update_p)
 def _lane_update_type(
-    ref: RefLike, lane: Value, value: Value, *leaves: Any, tree: PyTreeDef, method: str
+    ref: Aval, lane: Aval, value: Aval, *leaves: Aval, tree: PyTreeDef, method: str
 ) -> tuple[list[Any], set[Any]]:
     return [], {_jax.AccumEffect(0)} if method == "add" else {
         _jax.ReadEffect(0),
@@ -79,7 +78,7 @@ def _batch_lane_update(
 
 _jax.register_batching(lane_update_p, _batch_lane_update)
 
-_REDUCTIONS: dict[str, Any] = {
+_REDUCTIONS: dict[str, Callable[..., jax.Array]] = {
     "add": jnp.sum,
     "multiply": jnp.prod,
     "min": jnp.min,
@@ -87,8 +86,8 @@ _REDUCTIONS: dict[str, Any] = {
 }
 
 
-def _together(method: str, value: Value, axis: int | None, size: int) -> Any:
-    """All lanes' contributions as one."""
+def _together(method: str, value: Value, axis: int | None, size: int) -> Value:
+    """The contributions of all `size` lanes as one, without the batch axis of `value`."""
     if not size:
         shape = value.shape if axis is None else (*value.shape[:axis], *value.shape[axis + 1 :])
         return jnp.full(shape, neutral(value.dtype, method), value.dtype)
@@ -102,7 +101,7 @@ def _together(method: str, value: Value, axis: int | None, size: int) -> Any:
     return lax.integer_pow(value, size) if method == "multiply" else value
 
 
-def _dims(indexer: Any) -> list[Any]:
+def _dims(indexer: _jax.NDIndexer) -> list[Any]:
     return [
         Span(d.start, int(d.size), d.stride) if isinstance(d, _jax.Slice) else d
         for d in indexer.indices
@@ -110,28 +109,31 @@ def _dims(indexer: Any) -> list[Any]:
 
 
 class _Leaf(NamedTuple):
-    """An array in an index, and which of its axes is that of the lanes."""
+    """An array in an index, and its batch axis."""
 
     value: Value
     axis: int | None
 
 
-def _to_front(x: Value, axis: int | None, size: int) -> Any:
+def _to_front(x: Value, axis: int | None, size: int) -> Value:
+    """`x` as `[size, *shape]`."""
     return jnp.broadcast_to(x, (size, *jnp.shape(x))) if axis is None else jnp.moveaxis(x, axis, 0)
 
 
-def _of_all_lanes(indexer: Any, value: Value, size: int) -> tuple[Index, Any]:
-    """The index of every lane's elements, and the values as they go there.
+def _of_all_lanes(indexer: Any, value: Value, size: int) -> tuple[Index, Value]:
+    """The index of all lanes' elements, and the values with axes in the order of that index.
 
-    The lanes are the first axis of the integer arrays. Where a slice starts depends on the lane,
-    it becomes an integer array too: the last axes of these arrays are its elements.
+    `value`: `[size, *taken_shape]`, of one lane's index.
+
+    The integer arrays of the new index broadcast to `[size, *int_shape, *tail]`. A slice whose
+    start differs from lane to lane becomes such an array, its elements along one axis of `tail`.
     """
     int_shape = tuple(indexer.int_indexer_shape)
     moving = [k for k, d in enumerate(indexer.indices) if _moves(d)]
     tail = tuple(int(indexer.indices[k].size) for k in moving)
 
-    def elements(k: int) -> Any:
-        """The elements of a slice that starts elsewhere in each lane."""
+    def elements(k: int) -> Value:
+        """The places in slice `k`, which starts elsewhere in each lane: along an axis of `tail`."""
         span, n = indexer.indices[k], indexer.shape[k]
         start = _to_front(span.start.value, span.start.axis, size)
         extent = (span.size - 1) * span.stride + 1 if span.size else 0
@@ -140,7 +142,8 @@ def _of_all_lanes(indexer: Any, value: Value, size: int) -> tuple[Index, Any]:
         place = [s if k == m else 1 for m, s in zip(moving, tail, strict=True)]
         return _reshape(start, size, int_shape, tail) + steps.reshape(place)
 
-    def integers(x: Value) -> Any:
+    def integers(x: Value) -> Value:
+        """The integers of all lanes at one place of the index."""
         value, axis = x if isinstance(x, _Leaf) else (x, None)
         if axis is None:
             value = jnp.broadcast_to(value, int_shape)[None]
@@ -159,8 +162,8 @@ def _of_all_lanes(indexer: Any, value: Value, size: int) -> tuple[Index, Any]:
             before.append(np.zeros(int_shape, np.int32))
             after.append(integers(d))
 
-    # From the order of axes that the one index gives, through lanes, integers, slices that move
-    # and those that don't, to the order that the other gives.
+    # From the order of axes that `before` gives, through lanes, integers, slices that move, other
+    # slices, to the order that `after` gives.
     _, int_axes = indexed_shape(before, int_shape)
     spans = [k for k, d in enumerate(before) if isinstance(d, Span)]
     value = jnp.moveaxis(value, [1 + a for a in int_axes], range(1, 1 + len(int_axes)))
@@ -173,22 +176,25 @@ def _of_all_lanes(indexer: Any, value: Value, size: int) -> tuple[Index, Any]:
 
 
 def _moves(d: Any) -> bool:
+    """Whether an entry of an index is a slice whose start differs from lane to lane."""
     start = d.start if isinstance(d, _jax.Slice) else None
     return isinstance(start, _Leaf) and start.axis is not None
 
 
-def _reshape(x: Value, size: int, int_shape: tuple[int, ...], tail: tuple[int, ...]) -> Any:
-    """Integers of `size` lanes, with axes of size 1 for those that they lack."""
+def _reshape(x: Value, size: int, int_shape: tuple[int, ...], tail: tuple[int, ...]) -> Value:
+    """Integers `[size, *inner]` with axes of size 1 for a broadcast to the shape of the index."""
     inner = x.shape[1:]
     return x.reshape(size, *(1,) * (len(int_shape) - len(inner)), *inner, *(1,) * len(tail))
 
 
 @lane_any_p.def_abstract_eval
-def _lane_any_type(flag: Value) -> Any:
+def _lane_any_type(flag: Aval) -> Aval:
     return flag
 
 
-def _batch_lane_any(size: int, args: Sequence[Value], axes: Sequence[int | None]) -> Any:
+def _batch_lane_any(
+    size: int, args: Sequence[Value], axes: Sequence[int | None]
+) -> tuple[Value, None]:
     [flag], [axis] = args, axes
     return (flag if axis is None else jnp.any(flag, axis)), None
 

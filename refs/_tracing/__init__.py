@@ -1,1 +1,1 @@
-"""From a function over refs to an effectful jaxpr, and what that does to each ref."""
+"""From a function over refs to an effectful jaxpr, and the analysis of what it does to each ref."""

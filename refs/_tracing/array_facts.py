@@ -1,4 +1,4 @@
-"""What is known of JAX's operations on arrays, which need no discharge rule."""
+"""Facts about JAX's operations on arrays, which need no discharge rule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from refs import _jax
 from refs._tracing.facts import STAYS, Move, declare
 from refs._tracing.touch import Touch
 
-# What a result is of an operand, if it is that updated.
+# Operations that update an operand, a value read from a ref, and the kind of update.
 declare(lax.add_p, _jax.add_any_p, updates=Touch.ACCUMULATE, in_place="add")
 declare(lax.sub_p, updates=Touch.ACCUMULATE, of_first=True)
 declare(lax.mul_p, updates=Touch.MULTIPLY)
@@ -22,7 +22,7 @@ declare(lax.scatter_mul_p, updates=Touch.MULTIPLY, of_first=True)
 declare(lax.scatter_min_p, updates=Touch.MIN, of_first=True)
 declare(lax.scatter_max_p, updates=Touch.MAX, of_first=True)
 
-# What NumPy's indices do to the order and shape of what is read.
+# Operations by which NumPy's indices change the order and shape of a value that is read.
 declare(lax.rev_p, moves=Move(*[lambda eqn: eqn.params["dimensions"]] * 2))
 declare(
     lax.transpose_p,
@@ -38,7 +38,7 @@ declare(
 # Only the type changes: which devices of a `shard_map` see it.
 declare(*_jax.cast_primitives, moves=STAYS)
 
-# Over the lanes of a map.
+# Operations over the lanes of a `vmap`.
 declare(lax.axis_index_p, lax.all_to_all_p, lax.ppermute_p, _jax.reduce_scatter_p, lanes="differ")
 declare(lax.psum_p, lax.pmax_p, lax.pmin_p, lax.all_gather_p, lanes="agree")
 

@@ -1,7 +1,7 @@
-"""Derivative rules of the user's in a jaxpr: whether there are any, and which refs they touch.
+"""Custom derivative rules in a jaxpr: whether there are any, and which refs they touch.
 
-What a forward rule does is in no jaxpr: JAX traces it when it needs it, and then it is too late to
-have a loop around it carry the refs that it touches. So it is traced once before.
+A forward rule is in no jaxpr: JAX traces it when it needs it, and then it is too late to have a
+loop around it carry the refs that the rule touches. So the rule is traced once before.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from refs._types import ClosedJaxpr, Eqn, Jaxpr
 
 
 def touches(closed: ClosedJaxpr) -> Touches:
-    """`touch_analysis.touches` of what is differentiated: its forward rules are counted.
+    """`touch_analysis.touches` of a differentiated jaxpr: its forward rules are counted.
 
-    Among what is hidden there may be traced refs, too.
+    There may be traced refs among the hidden ones, too.
     """
     return with_rules(closed, touch_analysis.touches(closed))
 
@@ -48,7 +48,8 @@ def with_rules(closed: ClosedJaxpr, found: Touches) -> Touches:
 def touches_of_call(eqn: Eqn, closed: ClosedJaxpr) -> Touches:
     """`touches` of a function that has a rule, and of the rule.
 
-    Of a ref that the function is given and doesn't touch, nothing is said: the rule may touch it.
+    A ref that the function is given and doesn't touch has `Touch.NONE`, even if the rule touches
+    it: the caller makes that `Touch.HELD`.
     """
     found = touch_analysis.touches(closed)
     kinds: dict[int, Touch] = {}
@@ -64,9 +65,9 @@ def touches_of_call(eqn: Eqn, closed: ClosedJaxpr) -> Touches:
 
 
 def touched_by_rules(eqn: Eqn) -> Iterator[tuple[Any, Touch]]:
-    """What forward rules do when an equation is differentiated, and what else is done there.
+    """The touches of forward rules in a differentiated equation, and of the jaxprs around them.
 
-    To refs that are variables of the equation, to concrete ones, and to traced ones.
+    The refs are variables of the equation, concrete refs and traced ones.
     """
     if not _jax.has_rules(eqn):
         for called, operands in inner_calls(eqn):
@@ -77,7 +78,7 @@ def touched_by_rules(eqn: Eqn) -> Iterator[tuple[Any, Touch]]:
         return
     try:
         jaxpr, consts, operands = _jax.forward_rule(eqn)
-    except Exception:  # JAX may never ask for it. If it does, this is raised then.
+    except Exception:  # JAX may never trace the rule. If it does, this is raised then.
         return
     found = touch_analysis.jaxpr_touches(jaxpr, consts[: len(jaxpr.constvars)])
     given = [*consts, *operands]
@@ -92,17 +93,17 @@ def _refs(items: Sequence[Any], kinds: Sequence[Touch]) -> Iterator[tuple[Any, T
 
 
 def has_custom_vjp(jaxpr: Jaxpr) -> bool:
-    """True where a jaxpr, at any depth, has a derivative rule whose backward pass is a user's."""
+    """True where a jaxpr, at any depth, has a custom rule for the backward pass."""
     return _has_rules(jaxpr, _jax.is_custom_vjp, _with_backward)
 
 
 def has_custom_rules(jaxpr: Jaxpr) -> bool:
-    """True where a jaxpr, at any depth, has a derivative rule of a user's."""
+    """True where a jaxpr, at any depth, has a custom derivative rule."""
     return _has_rules(jaxpr, _jax.has_rules, _with_rules)
 
 
 def _has_rules(
-    jaxpr: Jaxpr, test: Callable[[Any], bool], known: WeakKeyDictionary[Any, bool]
+    jaxpr: Jaxpr, test: Callable[[Eqn], bool], known: WeakKeyDictionary[Jaxpr, bool]
 ) -> bool:
     if jaxpr not in known:
         known[jaxpr] = any(
@@ -113,5 +114,5 @@ def _has_rules(
     return known[jaxpr]
 
 
-_with_backward: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-_with_rules: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_with_backward: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()
+_with_rules: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()

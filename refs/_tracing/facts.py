@@ -1,7 +1,7 @@
-"""What is known of each primitive, in one record: what it runs, what it does to refs, and to lanes.
+"""One record of facts for each primitive: the jaxprs that it runs, its use of refs and lanes.
 
-The record of a primitive that has a discharge rule stands with the rule, `@register(p, ...)`. Those
-of operations on arrays are in `array_facts`. Of any other primitive, what JAX says of it counts.
+The facts of a primitive that has a discharge rule stand with the rule, `@register(p, ...)`. Those
+of operations on arrays are in `array_facts`. For any other primitive, JAX's own information counts.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 
 from refs import _jax
 from refs._tracing.touch import Touch
-from refs._types import ClosedJaxpr, Eqn, Primitive
+from refs._types import ClosedJaxpr, Eqn, Jaxpr, Primitive
 
-Inner = Iterator[tuple[Any, Sequence[Any]]]
+Inner = Iterator[tuple[Any, Sequence[Any]]]  # closed jaxprs, each with its operands
 
 
 def all_inner(eqn: Eqn) -> Inner:
@@ -33,12 +33,12 @@ def all_inner(eqn: Eqn) -> Inner:
 class Move(NamedTuple):
     """An operation that only puts elements in other places: what it does, and what undoes that.
 
-    Both are functions of an equation, and what they give can be compared. None if the elements
-    stay where they are, and only their type changes.
+    Both are functions of an equation, with results that can be compared: a move undoes another one
+    of the same primitive if it `does` what that is `undone_by`.
     """
 
-    does: Callable[[Any], Any]
-    undone_by: Callable[[Any], Any]
+    does: Callable[[Eqn], Any]
+    undone_by: Callable[[Eqn], Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,25 +47,25 @@ class Facts:
 
     Attributes:
       inner: gives the jaxprs that an equation runs, each with the operands that it is given.
-      runs_once: whether it runs its only jaxpr once, on its operands, and returns what that does.
-      touch: what it does to its ref operands. None is what its effects say, and that it may read
-        and write all if it has none.
-      returns_old: whether a result is what the ref held: where it is used, the ref is read.
-      updates: what its result is of an operand: that added to, multiplied …
-      updates_flags: the same of booleans.
-      of_first: whether that is so of the first operand only.
+      runs_once: whether it runs its only jaxpr once, on its operands, and returns its outputs.
+      touch: what it does to its ref operands. None: what its effects say; without effects it may
+        read and write all of them.
+      returns_old: whether its result is the ref's old value: if that is used, the ref is read.
+      updates: how it updates an operand, which becomes the result: it accumulates, multiplies …
+      updates_flags: the same for booleans.
+      of_first: whether it updates the first operand only.
       moves: how it moves elements, or `STAYS`.
-      lanes: for collectives over the lanes of a `vmap`: whether what they give them differs.
-      in_place: what XLA can do in place, or has to wait for it: an "update" changes a few cells of
-        its first operand, an "add" is a sum of whole arrays, a "read" is of a few cells, and
-        a "deposit" puts an array into a larger one of zeros.
-      carries: which operands its first outputs go on from, in the same memory: the first, and how
-        many.
+      lanes: for collectives over the lanes of a `vmap`: whether their results differ between lanes.
+      in_place: its part in updates in place: an "update" changes a few elements of its first
+        operand, an "add" is a sum of whole arrays, a "read" is of a few elements, and a "deposit"
+        puts an array into a larger one of zeros.
+      carries: the operands that its first outputs continue, in the same memory: the position of the
+        first, and how many.
       is_computed_once: whether XLA gives its result memory of its own, and never repeats it.
-      can_fail: whether running it may raise. None is what its name says.
+      can_fail: whether running it may raise. None: its name decides.
     """
 
-    inner: Callable[[Any], Inner] = all_inner
+    inner: Callable[[Eqn], Inner] = all_inner
     runs_once: bool = False
     touch: Touch | None = None
     returns_old: bool = False
@@ -75,19 +75,20 @@ class Facts:
     moves: Move | None = None
     lanes: Literal["differ", "agree"] | None = None
     in_place: Literal["update", "add", "read", "deposit"] | None = None
-    carries: Callable[[Any], tuple[int, int]] | None = None
+    carries: Callable[[Eqn], tuple[int, int]] | None = None
     is_computed_once: bool = False
     can_fail: bool | None = None
 
 
+# The elements stay where they are, and only their type changes.
 STAYS = Move(lambda eqn: None, lambda eqn: None)
 
 _UNKNOWN = Facts()
-_facts: dict[Any, Facts] = {}
+_facts: dict[Primitive, Facts] = {}
 
 
-def declare(*primitives: Any, **facts: Any) -> None:
-    """Adds to what is known of primitives; the keywords are the attributes of `Facts`."""
+def declare(*primitives: Primitive, **facts: Any) -> None:
+    """Adds facts to the records of primitives; the keywords are the attributes of `Facts`."""
     for primitive in primitives:
         _facts[primitive] = dataclasses.replace(facts_of(primitive), **facts)
 
@@ -102,14 +103,14 @@ def inner_calls(eqn: Eqn) -> Inner:
 
 
 def can_fail(closed: ClosedJaxpr) -> bool:
-    """True where running the jaxpr may raise: it calls back into Python, or out of XLA."""
+    """True where running the jaxpr may raise: it calls Python, or functions outside of XLA."""
     jaxpr = closed.jaxpr
     if jaxpr not in _can_fail:
         _can_fail[jaxpr] = _jax.any_equation(closed, lambda eqn: can_fail_itself(eqn.primitive))
     return _can_fail[jaxpr]
 
 
-_can_fail: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_can_fail: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()
 
 
 def can_fail_itself(primitive: Primitive) -> bool:

@@ -1,4 +1,4 @@
-"""What is done to a ref."""
+"""The kinds of access to a ref."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Touch(enum.Flag):
-    """What is done to a ref."""
+    """What is done to a ref: a set of kinds of access."""
 
     NONE = 0
     READ = 1
@@ -15,12 +15,13 @@ class Touch(enum.Flag):
     MULTIPLY = 8
     MIN = 16
     MAX = 32
-    HELD = 64  # only given to a function with derivative rules: those may touch it
+    HELD = 64  # only given to a function with derivative rules: the rules may touch the ref
 
     def settled(self, held: Touch) -> Touch:
-        """What counts of it, where `held` is what rules may do to a ref that is only given.
+        """The touches that count, where `held` is what rules may do to a ref that is only given.
 
-        Where that is to read it, among lanes, it may be too much besides what else is done.
+        In lanes `held` is READ. There it is left out if the ref has other touches: a read besides
+        them might be refused.
         """
         rest = self & ~Touch.HELD
         if rest == self or (held == Touch.READ and rest):
@@ -33,12 +34,12 @@ class Touch(enum.Flag):
 
     @property
     def method(self) -> str | None:
-        """What is done to it, as a method of `ref.at[...]`, if that is all and has no order."""
+        """The method of `ref.at[...]`, if this is an update of one kind, without order; or None."""
         return _METHODS.get(self)
 
     @property
     def methods(self) -> list[str]:
-        """All updates of the kind that `method` names."""
+        """The methods of all updates in this that have no order, as `method` names them."""
         return [name for kind, name in _METHODS.items() if kind & self]
 
 

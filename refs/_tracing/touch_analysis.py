@@ -19,18 +19,18 @@ from refs._tracing import array_facts as array_facts
 from refs._tracing.facts import STAYS, Move, facts_of, inner_calls
 from refs._tracing.touch import Touch as Touch
 from refs._tracing.updates import update_of, uses_in
-from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, RefLike, Value
+from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, Primitive, RefLike, Value
 
 
 class Touches(NamedTuple):
-    """What a jaxpr does to its inputs, and to refs that inner jaxprs hold as constants."""
+    """What a jaxpr does to its constants and inputs, and to refs that are constants inside it."""
 
     consts: tuple[Touch, ...]
     inputs: tuple[Touch, ...]
-    hidden: tuple[tuple[Any, Touch], ...]
+    hidden: tuple[tuple[RefLike, Touch], ...]
 
 
-_memo: WeakKeyDictionary[Any, Touches] = WeakKeyDictionary()
+_memo: WeakKeyDictionary[Jaxpr, Touches] = WeakKeyDictionary()
 
 
 def touches(closed: ClosedJaxpr) -> Touches:
@@ -42,29 +42,30 @@ def touches(closed: ClosedJaxpr) -> Touches:
 
 
 def jaxpr_touches(jaxpr: Jaxpr, consts: Sequence[Value]) -> Touches:
-    """`touches` of a jaxpr whose constants, of which it may have none, are given apart."""
+    """`touches` of a jaxpr whose constants are given apart, if it has any."""
     if jaxpr not in _memo:
         _memo[jaxpr] = touches_under(jaxpr, consts, Names({}, {}))
     return _memo[jaxpr]
 
 
 class Names(NamedTuple):
-    """Which variables and concrete refs are names of one ref: a key for each, of_ref by identity.
+    """Which variables and concrete refs are names of one ref: names of one ref have the same key.
 
-    A variable that isn't in it is its own key, a concrete ref's is its identity.
+    The keys in `of_ref` are by the ref's id. By default a variable is its own key, and the key of a
+    concrete ref is its id.
     """
 
     of_var: dict[Any, Any]
     of_ref: dict[int, Any]
 
-    def var(self, v: Any) -> Any:
+    def var(self, v: Atom) -> Any:
         return self.of_var.get(v, v)
 
     def ref(self, ref: RefLike) -> Any:
         return self.of_ref.get(id(ref), id(ref))
 
-    def inside(self, called: Any, operands: Sequence[Value]) -> Names | None:
-        """Those in a called jaxpr, or None if no ref has two names there."""
+    def inside(self, called: ClosedJaxpr, operands: Sequence[Atom]) -> Names | None:
+        """The names in a called jaxpr, or None if no ref has two names there."""
         inputs = zip(called.jaxpr.invars, operands, strict=True)
         of_var = {v: self.var(x) for v, x in inputs if _jax.is_ref_type(v.aval)}
         held = {self.ref(ref) for ref, _ in _closed_over(called)}
@@ -75,14 +76,14 @@ class Names(NamedTuple):
 
 
 def touches_under(jaxpr: Jaxpr, consts: Sequence[Value], names: Names) -> Touches:
-    """`jaxpr_touches`, where some names are known to be those of one ref."""
+    """`jaxpr_touches`, where `names` says which names are those of one ref."""
     constants = zip(jaxpr.constvars, consts, strict=True)
     held = {v: names.ref(c) for v, c in constants if isinstance(c, _jax.NativeRef)}
     names = Names({**held, **names.of_var}, names.of_ref)
     found: dict[Any, Touch] = {
         v: Touch.NONE for v in (*jaxpr.constvars, *jaxpr.invars) if _jax.is_ref_type(v.aval)
     }
-    hidden: dict[int, tuple[Any, Touch]] = {}
+    hidden: dict[int, tuple[RefLike, Touch]] = {}
     uses = uses_in(jaxpr)
     accumulating = _accumulations(jaxpr, uses, names)
 
@@ -118,8 +119,10 @@ def touches_under(jaxpr: Jaxpr, consts: Sequence[Value], names: Names) -> Touche
     )
 
 
-def _closed_over(closed: ClosedJaxpr, found: Touches | None = None) -> Iterator[tuple[Any, Touch]]:
-    """`closed_over`, and what is done to each."""
+def _closed_over(
+    closed: ClosedJaxpr, found: Touches | None = None
+) -> Iterator[tuple[RefLike, Touch]]:
+    """The refs of `closed_over`, each with what is done to it."""
     found = touches(closed) if found is None else found
     for const, kind in zip(closed.consts, found.consts, strict=True):
         if isinstance(const, _jax.NativeRef):
@@ -127,14 +130,14 @@ def _closed_over(closed: ClosedJaxpr, found: Touches | None = None) -> Iterator[
     yield from found.hidden
 
 
-def closed_over(closed: ClosedJaxpr) -> list[Any]:
+def closed_over(closed: ClosedJaxpr) -> list[RefLike]:
     """The refs that a jaxpr and those inside it hold as constants."""
     return [ref for ref, _ in _closed_over(closed)]
 
 
 def _own_touches(
     eqn: Eqn, uses: Counter[Any], accumulating: dict[int, Touch]
-) -> Iterator[tuple[Any, Touch]]:
+) -> Iterator[tuple[Atom, Touch]]:
     if id(eqn) in accumulating:
         yield eqn.invars[0], accumulating[id(eqn)]
     elif eqn.primitive is not _jax.free_ref_p:
@@ -143,11 +146,11 @@ def _own_touches(
             yield v, kind | (Touch.READ if reads_old else Touch.NONE)
 
 
-def touches_of(eqn: Eqn) -> Iterator[tuple[Any, Touch]]:
-    """What a primitive does to its ref operands.
+def touches_of(eqn: Eqn) -> Iterator[tuple[Atom, Touch]]:
+    """The ref operands of an equation, each with what the primitive does to it.
 
-    If no more is known than its effects: anything to those that it changes by what they say, and
-    to all, if it has no such effects.
+    If nothing but its effects is known, an operand that they change counts as read and written, any
+    other one as read. Without effects on refs, all count as read and written.
     """
     known = facts_of(eqn.primitive).touch
     effects = [e for e in eqn.effects if isinstance(e, _jax.RefEffect)]
@@ -162,7 +165,7 @@ def touches_of(eqn: Eqn) -> Iterator[tuple[Any, Touch]]:
 
 
 def holds_refs(closed: ClosedJaxpr) -> bool:
-    """True where a jaxpr, at any depth, has a ref as input, constant or of its own."""
+    """True where a jaxpr, at any depth, has a ref as input or constant, or makes one."""
     jaxpr = closed.jaxpr
     if jaxpr not in _holds:
         _holds[jaxpr] = _any_ref(v for v in (*jaxpr.constvars, *jaxpr.invars)) or any(
@@ -173,13 +176,13 @@ def holds_refs(closed: ClosedJaxpr) -> bool:
     return _holds[jaxpr]
 
 
-_holds: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_holds: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()
 
 
 def uses_refs(closed: ClosedJaxpr) -> bool:
-    """True where a jaxpr, at any depth, closes over a ref, makes one or is given one.
+    """True where a jaxpr, at any depth, closes over a ref, makes one or uses one.
 
-    What an equation without refs has inside for itself, as a kernel does, isn't looked at.
+    Refs that an equation makes for its inner jaxpr's inputs, as a kernel does, don't count.
     """
     return any(isinstance(c, _jax.NativeRef) for c in closed.consts) or any(
         eqn.primitive is _jax.run_state_p
@@ -196,7 +199,8 @@ def uses_refs(closed: ClosedJaxpr) -> bool:
 def closes_over_tracers(closed: ClosedJaxpr) -> bool:
     """True where a jaxpr, at any depth, has a tracer as a constant.
 
-    JAX's own calls and loops make operands of them, but not when it transposes or linearizes them.
+    JAX's own calls and loops make operands of such tracers, but not when JAX transposes or
+    linearizes these calls and loops.
     """
     return any(isinstance(c, _jax.Tracer) for c in closed.consts) or _has_open_calls(closed.jaxpr)
 
@@ -209,14 +213,14 @@ def _has_open_calls(jaxpr: Jaxpr) -> bool:
     return _open_calls[jaxpr]
 
 
-_open_calls: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_open_calls: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()
 
 
 def _any_ref(variables: Iterable[Atom]) -> bool:
     return any(_jax.is_ref_type(v.aval) for v in variables)
 
 
-def _is_ref_var(v: Any) -> bool:
+def _is_ref_var(v: Atom) -> bool:
     return not isinstance(v, _jax.Literal) and _jax.is_ref_type(v.aval)
 
 
@@ -227,7 +231,7 @@ def used(jaxpr: Jaxpr) -> frozenset[Any]:
     return _used[jaxpr]
 
 
-_used: WeakKeyDictionary[Any, frozenset[Any]] = WeakKeyDictionary()
+_used: WeakKeyDictionary[Jaxpr, frozenset[Any]] = WeakKeyDictionary()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -235,16 +239,16 @@ _used: WeakKeyDictionary[Any, frozenset[Any]] = WeakKeyDictionary()
 
 
 def _accumulations(jaxpr: Jaxpr, uses: Counter[Any], names: Names) -> dict[int, Touch]:
-    """By the ids of the get and swap equations that together only accumulate: in which way.
+    """The kind of update of each get and swap that together only accumulate, by equations' ids.
 
-    That is: what get reads is used by additions only (or is what is subtracted from), whose result
-    is used by one swap of the same part of the same ref, whose old value nobody uses, and nothing
-    touches the ref in between. What NumPy's indices do to the order and shape of what was read may
-    come before the addition, and be undone after it. Where integer arrays may name an element
-    twice, NumPy's `+=` adds once: not an accumulation. As with additions, so with multiplications,
-    and with minima and maxima.
+    They do if the value that get reads is used by additions only (or is subtracted from), if the
+    result is used by one swap only, of the same part of the same ref, if nothing uses the old value
+    that swap returns, and if nothing touches the ref in between. NumPy's indices may change the
+    order and shape of the value before the addition, if that is undone after it. Where integer
+    arrays may name an element twice, NumPy's `+=` adds once: that is no accumulation. The same goes
+    for multiplications, minima and maxima.
     """
-    reads: dict[Any, _Read] = {}  # what get gave, and what was made of it
+    reads: dict[Any, _Read] = {}  # by variable: values that a get has read, perhaps updated since
     found: dict[int, Touch] = {}
 
     def forget(ref: RefLike) -> None:
@@ -285,14 +289,17 @@ def _accumulations(jaxpr: Jaxpr, uses: Counter[Any], names: Names) -> dict[int, 
 
 
 class _Read(NamedTuple):
-    """What was made of what a get equation gave: `moves` are to be undone, the last first."""
+    """A value that a get equation has read, and its update since, if there is one.
 
-    get: Any
+    `moves`, each a primitive and what undoes it, are still to be undone, the last first.
+    """
+
+    get: Eqn
     kind: Touch | None = None
-    moves: tuple[Any, ...] = ()
+    moves: tuple[tuple[Primitive, Any], ...] = ()
 
     def then(self, eqn: Eqn, move: Move) -> _Read | None:
-        """After one more move, or None if it is not the one that undoes the last."""
+        """The value after one more move; None if it is updated and that doesn't undo the last."""
         primitive = eqn.primitive
         if move is STAYS:
             return self
@@ -303,7 +310,7 @@ class _Read(NamedTuple):
         return None
 
 
-def _is_distinct(get: Any) -> bool:
+def _is_distinct(get: Eqn) -> bool:
     """True if a get can't name an element twice."""
     return all(
         isinstance(indexer, _jax.DistinctIndexer)
@@ -312,18 +319,18 @@ def _is_distinct(get: Any) -> bool:
     )
 
 
-def _same_part(jaxpr: Jaxpr, get: Any, swap: Any) -> bool:
+def _same_part(jaxpr: Jaxpr, get: Eqn, swap: Eqn) -> bool:
     atoms = zip(get.invars[1:], swap.invars[2:], strict=False)
     return get.params["tree"] == swap.params["tree"] and all(
         _same_value(jaxpr, a, b) for a, b in atoms
     )
 
 
-def _same_value(jaxpr: Jaxpr, a: Any, b: Any) -> bool:
-    """True for one variable, and for two that the same was done to the same for.
+def _same_value(jaxpr: Jaxpr, a: Atom, b: Atom) -> bool:
+    """True for one variable, and for two that the same operations make of the same values.
 
-    An index, `v[...] += x` of a view for instance, is computed for the reading and once more for
-    the writing. A pair is looked at once, however many ways lead to it.
+    The index of an update, `v[...] += x` of a view for instance, is computed for the read and once
+    more for the write. Each pair is compared once, however many paths lead to it.
     """
     pairs, seen = [(a, b)], set[Any]()
     while pairs:
@@ -343,21 +350,21 @@ def _same_value(jaxpr: Jaxpr, a: Any, b: Any) -> bool:
     return True
 
 
-def _does_the_same(one: Any, other: Any) -> bool:
+def _does_the_same(one: Eqn, other: Eqn) -> bool:
     """Whether two equations give equal operands equal results."""
     if one.primitive is not other.primitive or one.effects:
         return False
     try:
         return len(one.invars) == len(other.invars) and bool(one.params == other.params)
-    except Exception:  # A parameter may hold arrays, which aren't equal or not.
+    except Exception:  # A parameter may hold arrays, which `==` compares element by element.
         return False
 
 
-def _makers(jaxpr: Jaxpr) -> dict[Any, Any]:
+def _makers(jaxpr: Jaxpr) -> dict[Any, Eqn]:
     """The equation that each variable comes from."""
     if jaxpr not in _made_by:
         _made_by[jaxpr] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     return _made_by[jaxpr]
 
 
-_made_by: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+_made_by: WeakKeyDictionary[Jaxpr, dict[Any, Eqn]] = WeakKeyDictionary()

@@ -1,7 +1,7 @@
 """From a Python function over refs to an effectful jaxpr.
 
-`jax.make_jaxpr` does the tracing. What is ours is the boundary: the same ref in several places is
-one ref, refs may be returned, and what went wrong inside is said in terms of the user's refs.
+`jax.make_jaxpr` does the tracing. This module adds the boundary: the same ref in several places is
+one ref, refs may be returned, and errors inside are told in terms of the user's refs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from refs._handles.predicates import is_concrete, is_ref
 from refs._handles.ref import Ref
 from refs._handles.ref_type import RefType
 from refs._indexing.values import neutral_of, zeros_of
-from refs._origin import is_raised_by_jax, origin_of
+from refs._origin import Origin, is_raised_by_jax, origin_of
 from refs._types import Aval, ClosedJaxpr, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefError, RefEscapeError, RefTypeError, RefValueError
 
@@ -38,28 +38,28 @@ _jax.register_type_of(AbstractArgument, lambda spec: spec.aval)
 
 
 def ref_type(ref: RefLike) -> RefType:
-    """The type that a ref has in our traces."""
+    """The type that a ref has in this library's traces."""
     if type(ref) is Ref:
         return ref._aval
     aval = _jax.typeof(ref)
     return aval if isinstance(aval, RefType) else RefType.of(aval)
 
 
-def neutral_like(ref: RefLike, method: str) -> Any:
-    """What changes nothing of what a ref holds when an update is given it."""
+def neutral_like(ref: RefLike, method: str) -> Value:
+    """The neutral element of an update method, as an array of the type of a ref's value."""
     return neutral_of(ref_type(ref).inner_aval, method)
 
 
-def zeros_like(ref: RefLike) -> Any:
-    """Zeros of the type of what a ref holds."""
+def zeros_like(ref: RefLike) -> Value:
+    """Zeros of the type of a ref's value."""
     return zeros_of(ref_type(ref).inner_aval)
 
 
 @contextmanager
-def other_names() -> Iterator[dict[int, Any]]:
-    """While a function is traced that has refs under two names.
+def other_names() -> Iterator[dict[int, RefLike]]:
+    """A context in which a function is traced that has refs under two names.
 
-    Yields a dictionary to fill: the identity of a traced argument -> the ref that it is as well.
+    Yields a dictionary to fill: the id of a traced argument -> the closed-over ref that it is, too.
     """
     names = {**_other_names.get()}
     token = _other_names.set(names)
@@ -69,7 +69,7 @@ def other_names() -> Iterator[dict[int, Any]]:
         _other_names.reset(token)
 
 
-def one_name(ref: RefLike) -> Any:
+def one_name(ref: RefLike) -> RefLike:
     """The one of a ref's names that all wrappers know it by."""
     _lookups.set(_lookups.get() + 1)
     ref = _jax.passed_on(ref)
@@ -77,11 +77,11 @@ def one_name(ref: RefLike) -> Any:
 
 
 def lookups() -> int:
-    """How many names have been asked for: whether a function has wrappers inside."""
+    """The number of calls of `one_name`: it grows where a traced function calls wrappers."""
     return _lookups.get()
 
 
-_other_names: ContextVar[Mapping[int, Any]] = ContextVar("_names", default=MappingProxyType({}))
+_other_names: ContextVar[Mapping[int, RefLike]] = ContextVar("_names", default=MappingProxyType({}))
 _lookups: ContextVar[int] = ContextVar("_lookups", default=0)
 
 
@@ -119,7 +119,7 @@ class NewRef(NamedTuple):
     """A returned ref that the function made: its final value is the `position`-th new one."""
 
     position: int
-    origin: Any
+    origin: Origin
 
 
 class Trace(NamedTuple):
@@ -132,7 +132,7 @@ class Trace(NamedTuple):
 
     jaxpr: ClosedJaxpr
     out_tree: PyTreeDef
-    out_leaves: tuple[Any, ...]
+    out_leaves: tuple[ArgumentRef | OuterRef | NewRef | None, ...]
 
 
 def trace(
@@ -146,11 +146,11 @@ def trace(
 
     `axis_env` has the names and sizes of axes that `fun` may use collectives over.
 
-    Raises whatever `fun` raises; nothing that `fun` would have changed has changed.
+    Raises whatever `fun` raises; no ref has changed then.
     """
     out: list[Value] = []
 
-    def flat(refs: Sequence[RefLike], leaves: Sequence[Value]) -> tuple[list[Any], list[Any]]:
+    def flat(refs: Sequence[RefLike], leaves: Sequence[Value]) -> tuple[list[Value], list[Value]]:
         args, kwargs = rebuild(refs, leaves)
         _jax.name_arguments(fun, args, kwargs, [*refs, *leaves])
         result, out_tree = jax.tree.flatten(fun(*args, **kwargs))
@@ -159,9 +159,9 @@ def trace(
         return arrays, new
 
     flat.__name__ = flat.__qualname__ = getattr(fun, "__name__", "function")
-    # Without jit, JAX's loops ask their predicates what they can't say in a trace, and once more
-    # when they are traced after all: with what they write, twice. What a hi primitive does with
-    # refs when it is differentiated can't be seen.
+    # With jit disabled, JAX's loops first evaluate their predicates, which fails on tracers, and
+    # then trace them after all: what a predicate writes would be in the jaxpr twice. The accesses
+    # to refs in a hi primitive's derivative can't be analysed.
     with jax.disable_jit(False), _jax.without_hi_primitives():
         jaxpr = _make_jaxpr(flat, axis_env)([AbstractArgument(t) for t in ref_types], list(leaves))
     out_tree, markers = out
@@ -170,10 +170,10 @@ def trace(
 
 @jax.tree_util.register_pytree_node_class
 class PartlyKnown:
-    """A result of a traced function in which what isn't traced stays what it is.
+    """A result of a traced function, whose leaves that aren't traced stay what they are.
 
-    Its leaves are those that are traced. The others are part of the structure, and no outputs of
-    the trace: they needn't be arrays. Put together again, it is the result itself.
+    As a pytree it has the traced leaves only. The others are part of its structure, and no outputs
+    of the trace: they needn't be arrays. Unflattening it gives the result itself.
     """
 
     def __init__(self, result: PyTree):
@@ -184,18 +184,18 @@ class PartlyKnown:
         self.traced = [x for k, x in enumerate(leaves) if k not in known]
         self.structure = _Structure(tree, known)
 
-    def tree_flatten(self) -> tuple[list[Any], _Structure]:
+    def tree_flatten(self) -> tuple[list[Value], _Structure]:
         return self.traced, self.structure
 
     @classmethod
-    def tree_unflatten(cls, structure: _Structure, traced: Any) -> Any:
+    def tree_unflatten(cls, structure: _Structure, traced: Sequence[Value]) -> PyTree:
         rest, known = iter(traced), structure.known
         places = range(structure.tree.num_leaves)
         return structure.tree.unflatten([known[k] if k in known else next(rest) for k in places])
 
 
 class _Structure:
-    """A structure and the leaves of it that are known; equal to itself only, whatever they are."""
+    """A pytree structure and the known leaves by position; equal to itself only, for any leaves."""
 
     __slots__ = ("known", "tree")
 
@@ -204,12 +204,12 @@ class _Structure:
 
 
 def strip_refs(
-    result: Sequence[Any], arguments: Sequence[Any]
-) -> tuple[list[Any], list[Any], list[Any]]:
+    result: Sequence[Any], arguments: Sequence[RefLike]
+) -> tuple[list[Value], list[ArgumentRef | OuterRef | NewRef | None], list[Value]]:
     """Splits outputs into arrays, one marker a leaf, and the final values of new refs."""
     arrays: list[Value] = []
-    markers: list[Any] = []
-    new: dict[int, tuple[NewRef, Any]] = {}
+    markers: list[ArgumentRef | OuterRef | NewRef | None] = []
+    new: dict[int, tuple[NewRef, Value]] = {}
     position = {id(a): k for k, a in enumerate(arguments)}
     for x in result:
         x = _jax.passed_on(x) if is_ref(x) else x
@@ -240,7 +240,7 @@ def _make_jaxpr(
 
 @contextmanager
 def advised() -> Iterator[None]:
-    """While JAX traces: where it says no to a ref, what to do instead is said, too."""
+    """A context for JAX's tracing: errors of JAX about refs also say what to do instead."""
     try:
         yield
     except RefError:
@@ -267,7 +267,7 @@ _NONDIFFERENTIATED = (
     "such a tracer: let the custom function take it as an ordinary argument, whose rules may read "
     "and write it all the same, or close over the ref"
 )
-# What JAX says of a ref in its own loops and transformations -> what to do.
+# JAX's errors about refs in its own loops and transformations (see `_jax.words`) -> what to do.
 _ADVICE: dict[str | None, tuple[type[Exception], str]] = {
     "a returned ref": (
         RefEscapeError,
@@ -300,11 +300,11 @@ class Call(NamedTuple):
 
     @staticmethod
     def of(args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool = True) -> Call:
-        """`runs` is False where nothing is run: then a ref may be there in name only."""
+        """`runs` is False where nothing is run: then a `ShapeDtypeStruct` may stand for a ref."""
         flat, tree = jax.tree.flatten((args, kwargs))
         flat = flat if runs else [*map(handle_or_abstract, flat)]
         in_trace = not _jax.at_top_level()  # where a ref may have two names
-        refs: dict[int, tuple[int, Any]] = {}
+        refs: dict[int, tuple[int, RefLike]] = {}
         places: list[int | None] = []
         leaves: list[Value] = []
         for x in flat:
@@ -327,7 +327,7 @@ class Call(NamedTuple):
         return jax.tree.unflatten(self.tree, flat)
 
 
-def _array_like(leaf: Any) -> Any:
+def _array_like(leaf: Any) -> Value:
     if type(leaf) is jax.ShapeDtypeStruct and leaf.is_ref:
         raise RefTypeError(
             "a jax.ShapeDtypeStruct with is_ref stands for no ref in particular: pass a ref, "
@@ -339,11 +339,11 @@ def _array_like(leaf: Any) -> Any:
 
 def result_of(
     out_tree: PyTreeDef,
-    out_leaves: Sequence[Any],
+    out_leaves: Sequence[ArgumentRef | OuterRef | NewRef | None],
     arrays: Sequence[Value],
-    arguments: Sequence[Any],
-    new: Sequence[Value],
-) -> Any:
+    arguments: Sequence[RefLike],
+    new: Sequence[RefLike],
+) -> PyTree:
     """Rebuilds a function's result from its arrays, its ref arguments and its new refs."""
     rest = iter(arrays)
     leaves = []
@@ -357,11 +357,11 @@ def result_of(
     return jax.tree.unflatten(out_tree, leaves)
 
 
-def adopt(value: Value, origin: Any) -> Ref:
+def adopt(value: Value, origin: Origin) -> Ref:
     """A handle for the value of a ref made in a trace."""
     return Ref._of(_type_of_new(_jax.typeof(value), origin), _jax.commit(value))
 
 
 @functools.lru_cache(maxsize=4096)
-def _type_of_new(aval: Aval, origin: Any) -> RefType:
+def _type_of_new(aval: Aval, origin: Origin) -> RefType:
     return RefType.of(_jax.AbstractRef(aval), origin)

@@ -1,4 +1,4 @@
-"""What an equation makes of a value that was read from a ref: that updated, perhaps."""
+"""Whether an equation updates a value that was read from a ref, and how."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def uses_in(jaxpr: Jaxpr) -> Counter[Any]:
 
 
 def update_of(eqn: Eqn, k: int) -> Touch | None:
-    """What an equation's result is of its `k`-th operand, if it is that updated."""
+    """The kind of update by which an equation makes its result of its `k`-th operand, or None."""
     facts = facts_of(eqn.primitive)
     operand: Atom = eqn.invars[k]
     if facts.updates_flags and operand.aval.dtype == bool:
@@ -34,7 +34,10 @@ def update_of(eqn: Eqn, k: int) -> Touch | None:
 
 
 def _is_scatter_with_derivative(eqn: Eqn) -> bool:
-    """JAX's `scatter-mul` has none. Another function's rule may not be that of what it does."""
+    """Whether an equation is a `scatter-mul` with a custom rule, as JAX's has no derivative.
+
+    The rule of any other custom function may not be the derivative of what the function computes.
+    """
     return eqn.primitive is _jax.custom_jvp_call_p and any(
         e.primitive is lax.scatter_mul_p
         for called in _jax.jaxprs_in(eqn.params)
@@ -43,7 +46,7 @@ def _is_scatter_with_derivative(eqn: Eqn) -> bool:
 
 
 def _update_inside(jaxpr: Jaxpr, k: int) -> Touch | None:
-    """What the result of a function is of its `k`-th argument, if it is that updated."""
+    """The kind of update by which a jaxpr makes its only output of its `k`-th input, or None."""
     v, kind, uses = jaxpr.invars[k], None, uses_in(jaxpr)
     for eqn in jaxpr.eqns:
         places = [j for j, x in enumerate(eqn.invars) if x is v]

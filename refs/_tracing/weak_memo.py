@@ -1,4 +1,4 @@
-"""What is kept for as long as the objects live that it was made of."""
+"""A cache whose values are kept for as long as the objects live that they were made of."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 
 
 class WeakMemo:
-    """A dictionary for each sequence of objects, while all of them live.
+    """A dictionary for each sequence of objects, for as long as all of them live.
 
-    What is put into one must not hold the objects, or it stays.
+    Values in the dictionary must not hold the objects, or they are never freed.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,11 @@ class WeakMemo:
         self._longer: WeakKeyDictionary[Any, WeakMemo] = WeakKeyDictionary()
 
     def of(self, objects: Sequence[Any]) -> dict[Any, Any]:
-        """That of these objects. Raises TypeError if one has no hash or no weak references."""
+        """The dictionary of these objects.
+
+        Raises:
+          TypeError: if one of them has no hash or no weak references.
+        """
         node = self
         for x in objects:
             node = node._longer.setdefault(x, WeakMemo())

@@ -1,1 +1,1 @@
-"""The transformations, one public function a file."""
+"""The public transformations of functions over refs."""

@@ -1,8 +1,9 @@
-"""What touches no refs is mapped by JAX, while it runs: Python may look at what isn't mapped.
+"""Functions that touch no refs: `jax.vmap` maps them, op by op.
 
-Whether a function touches any is known when it has been traced, in which nothing happens yet. So it
-is traced at first. What is found is remembered of its code, as it may be made anew for each call.
-Later JAX maps it, and it is watched: if it touches a ref after all, it is traced from then on.
+Python code in such a function can look at values that aren't mapped. A trace, which has no side
+effects yet, shows whether a function touches refs. So the first call traces. The result is kept for
+the function's code object, since the function may be made anew for each call. In later calls JAX
+maps the function under a guard: if it touches a ref after all, it is traced from then on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import jax
 from refs._discharge.op_by_op import TouchedError, guarding
 from refs._handles.predicates import is_ref
 
-# What a trace can't do and a run can, with what isn't mapped.
+# Errors of a trace that needs the value of an unmapped array, which a run op by op has.
 NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,
     jax.errors.NonConcreteBooleanIndexError,
@@ -30,7 +31,7 @@ _touches_none: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def note(fun: Callable[..., Any], touches_none: bool) -> None:
-    """Remembers of a function that has been traced whether it touches no refs and calls no host."""
+    """Records of a traced function whether it touches no refs and can't fail. A False stays."""
     code = _code_of(fun)
     if code is not None and _touches_none.get(code) is not False:
         _touches_none[code] = touches_none
@@ -43,7 +44,7 @@ def is_known(fun: Callable[..., Any]) -> bool:
 
 
 def watched(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a lane, which raises a `TouchedError` as soon as it touches a ref."""
+    """`fun`, which raises a `TouchedError` as soon as it touches or returns a ref."""
 
     @functools.wraps(fun)
     def lane(*args: Any, **kwargs: Any) -> Any:
@@ -64,8 +65,8 @@ def watched(fun: Callable[..., Any]) -> Callable[..., Any]:
     return lane
 
 
-def _code_of(fun: Any) -> Any:
-    """The code of the user's function, that transformations may be wrapped around."""
+def _code_of(fun: Callable[..., Any]) -> Any:
+    """The code object of the user's function, inside any wrappers and partials."""
     fun = inspect.unwrap(fun)
     while isinstance(fun, functools.partial):
         fun = inspect.unwrap(fun.func)

@@ -26,21 +26,23 @@ def checkpoint(
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
 ) -> Callable[P, R]:
-    """Makes `fun` recompute its intermediate values when differentiated. As `jax.checkpoint`.
+    """Makes `fun` recompute its intermediate values when it is differentiated.
 
-    What `fun` does to refs happens once, however often it is recomputed.
+    Works like `jax.checkpoint`. The effects of `fun` on refs happen once, however often it is
+    recomputed.
 
     Args:
       fun: a function over refs, which may be anywhere in its arguments, or closed over.
-      prevent_cse: whether XLA is kept from undoing it: a bool, or one for each positional argument,
-        or for parts of them, in tuples or in a tree prefix.
-      policy: which values are stored all the same, one of `jax.checkpoint_policies` for instance.
-      static_argnums: positions of arguments that Python may look at; never refs.
+      prevent_cse: whether XLA is kept from undoing the recomputation: a bool, or one for each
+        positional argument or part of one, in tuples or in a tree prefix.
+      policy: which values are stored nevertheless, one of `jax.checkpoint_policies` for instance.
+      static_argnums: positions of arguments that `fun` gets as Python values; never refs.
       static_argnames: names of such arguments.
 
     Raises:
-      RefTypeError, RefValueError: when called with a ref in a static argument, or with one that
-        can't be hashed; RefValueError also if `prevent_cse` doesn't fit the arguments.
+      RefTypeError: when called with a ref in a static argument.
+      RefValueError: when called with a static argument that can't be hashed, or if `prevent_cse`
+        doesn't fit the arguments.
 
     >>> n = refs.new_ref(jnp.int32(0))
     >>> @refs.checkpoint

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,17 +15,17 @@ from refs._handles.ref_type import RefType
 from refs._tracing.touch_analysis import Touch
 from refs._tracing.trace import Call, result_of, trace
 from refs._transactions.transaction import Slot, Transaction
-from refs._types import Aval, PyTreeDef, Value
+from refs._types import Aval, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefEscapeError, RefStateError, RefTypeError, RefValueError
 
 
-def functionalize(fun: Callable[..., Any], closed_over: Any = None) -> Callable[..., Any]:
+def functionalize(fun: Callable[..., Any], closed_over: PyTree = None) -> Callable[..., Any]:
     """Makes a pure function of one that mutates refs: state in, new state out.
 
     Without `closed_over`, `fun(refs, *args)` takes a pytree of refs first, and
-    `pure(state, *args)` a pytree of arrays of the same structure. With it, a pytree of refs that
-    `fun(*args)` closes over, `state` has the structure of that pytree, and the refs themselves
-    are neither read nor written.
+    `pure(state, *args)` a pytree of arrays of the same structure. If `closed_over` is a pytree of
+    the refs that `fun(*args)` closes over, `state` has the structure of that pytree, and the refs
+    themselves are neither read nor written.
 
     The pure function can go through any JAX transformation.
 
@@ -37,8 +37,10 @@ def functionalize(fun: Callable[..., Any], closed_over: Any = None) -> Callable[
       `pure(state, *args, **kwargs) -> (out, new_state)`.
 
     Raises:
-      RefValueError: if `closed_over` holds a ref twice.
-      RefTypeError: when called with a ref where an array is meant.
+      RefValueError: if `closed_over` holds a ref twice; when called, if `state` doesn't fit
+        `closed_over`.
+      RefTypeError: if `closed_over` holds anything but refs; when called with a ref in place of an
+        array.
       RefStateError: when called, if `fun` touches a ref that is not in `state`.
       RefEscapeError: when called, if `fun` returns a ref.
 
@@ -61,7 +63,7 @@ def functionalize(fun: Callable[..., Any], closed_over: Any = None) -> Callable[
         raise RefValueError("closed_over holds a ref twice: it has one place in the state")
     handle_place = {id(h): k for k, h in enumerate(handles)}
 
-    def pure(state: Any, *args: Any, **kwargs: Any) -> Any:
+    def pure(state: PyTree, *args: Any, **kwargs: Any) -> Any:
         values, tree = jax.tree.flatten(state)
         if closed_over is not None:
             _check_state(values, tree, handles, handles_tree)
@@ -73,7 +75,7 @@ def functionalize(fun: Callable[..., Any], closed_over: Any = None) -> Callable[
             )
         leaves = call.leaves[len(values) :]
 
-        def rebuild(refs: Any, leaves: Any) -> Any:
+        def rebuild(refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
             (_, *rest), kwargs = call.rebuild([], [*values, *leaves])
             given = () if closed_over is not None else (jax.tree.unflatten(tree, refs),)
             return (*given, *rest), kwargs
@@ -88,7 +90,7 @@ def functionalize(fun: Callable[..., Any], closed_over: Any = None) -> Callable[
             )
 
         def place(slot: Slot) -> int:
-            """Where in the state a slot's value stands."""
+            """The position of a slot's value among the leaves of the state."""
             if slot.argument is not None:
                 return slot.argument
             [ref] = t.refs([slot], [])
@@ -121,7 +123,7 @@ def _ref_type_of(value: Value) -> RefType:
 
 
 def _check_state(
-    values: list[Value], tree: PyTreeDef, handles: list[Any], handles_tree: Any
+    values: list[Value], tree: PyTreeDef, handles: list[RefLike], handles_tree: PyTreeDef
 ) -> None:
     if tree != handles_tree:
         raise RefValueError(

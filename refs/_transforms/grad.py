@@ -13,7 +13,7 @@ from refs._derivatives.derivative import check_output, check_reduce_axes, deriva
 from refs._derivatives.differentiable import Differentiable
 from refs._derivatives.direct import backward
 from refs._derivatives.inputs import Inputs
-from refs._types import Value
+from refs._types import PyTree, Value
 from refs.errors import RefTypeError
 
 P = ParamSpec("P")
@@ -27,26 +27,26 @@ def value_and_grad(
     allow_int: bool = False,
     reduce_axes: Sequence[Any] = (),
 ) -> Callable[P, tuple[Any, Any]]:
-    """Makes a function that evaluates `fun` and its gradient. As `jax.value_and_grad`.
+    """Makes a function that evaluates `fun` and its gradient. Works like `jax.value_and_grad`.
 
-    The arguments differentiated are arrays, refs, views, and pytrees of them. A ref's gradient is
-    an array: the derivative with respect to its contents when the call began. What `fun` writes to
-    refs is written, once; it isn't differentiated any further, as auxiliary data isn't.
+    The differentiated arguments are arrays, refs, views, and pytrees of them. A ref's gradient is
+    an array: the derivative with respect to its contents when the call begins. The writes of `fun`
+    to refs happen once. Like auxiliary data, the final contents of refs aren't differentiated.
 
     Args:
       fun: a function over refs that returns a scalar, or with `has_aux` a scalar and anything.
       argnums: which positional arguments to differentiate with respect to.
       has_aux: whether `fun` returns a pair, of which the second is auxiliary data.
-      holomorphic: whether `fun` is promised to be holomorphic, of complex variables.
+      holomorphic: whether `fun` is promised to be holomorphic, with complex variables.
       allow_int: whether variables may be integers, whose gradient is of dtype `float0`.
-      reduce_axes: nothing, as in JAX.
+      reduce_axes: has no meaning any more, as in JAX, and must be empty.
 
     Returns:
       A function of `fun`'s arguments: `(value, gradient)`, or `((value, aux), gradient)`. The
       gradient has the structure of the differentiated argument, or is a tuple of them.
 
     Raises:
-      RefTypeError: when called, if `fun`'s value is no real scalar, or a variable is not
+      RefTypeError: when called, if the value of `fun` is not a real scalar, or a variable is not
         real-valued.
       RefValueError: when called, if a ref is a variable twice.
       RefEscapeError: when called, if the value is a ref.
@@ -73,9 +73,9 @@ def grad(
     allow_int: bool = False,
     reduce_axes: Sequence[Any] = (),
 ) -> Callable[P, Any]:
-    """Makes a function that evaluates the gradient of `fun`. As `jax.grad`.
+    """Makes a function that evaluates the gradient of `fun`. Works like `jax.grad`.
 
-    Args, raises: as `value_and_grad`.
+    Arguments and errors are those of `value_and_grad`.
 
     Returns:
       A function of `fun`'s arguments: the gradient, or `(gradient, aux)`.
@@ -109,8 +109,10 @@ def _gradient(
     holomorphic: bool,
     allow_int: bool,
 ) -> Callable[..., Any]:
-    def derive(f: Differentiable, inputs: Inputs) -> Any:
-        def pulled(values: list[Value]) -> Any:
+    """`value_and_grad` of `fun`; `doing` is the transformation's name in messages."""
+
+    def derive(f: Differentiable, inputs: Inputs) -> PyTree:
+        def pulled(values: list[Value]) -> tuple[Any, ...]:
             [*out], pullback, rest = jax.vjp(f, values, has_aux=True)
             return _check_scalar(doing, f.outputs(out), holomorphic), pullback, rest
 
@@ -124,7 +126,8 @@ def _gradient(
     return derivative(doing, fun, argnums, has_aux, holomorphic, allow_int, derive)
 
 
-def _check_scalar(doing: str, value: Value, holomorphic: bool) -> Any:
+def _check_scalar(doing: str, value: PyTree, holomorphic: bool) -> Value:
+    """Returns `value` if it is one array of shape `[]`, with a dtype that has a gradient."""
     leaves = jax.tree.leaves(value)
     if len(leaves) != 1 or leaves[0] is not value:
         raise RefTypeError(

@@ -16,7 +16,7 @@ from refs._derivatives.inputs import Inputs
 from refs._indexing.sharded import sharded_in_rows
 from refs._transactions.signature import check_callable
 from refs._transforms.vmap import vmap
-from refs._types import Value
+from refs._types import PyTree, Value
 
 P = ParamSpec("P")
 
@@ -27,19 +27,21 @@ def jacfwd(
     has_aux: bool = False,
     holomorphic: bool = False,
 ) -> Callable[P, Any]:
-    """Makes a function that evaluates the Jacobian of `fun`, column by column. As `jax.jacfwd`.
+    """Makes a function that evaluates the Jacobian of `fun`, column by column.
+
+    Works like `jax.jacfwd`.
 
     Args:
       fun: a function over refs that returns arrays.
       argnums: which positional arguments to differentiate with respect to: arrays, refs (with
         respect to their contents when the call begins), views and pytrees of them.
       has_aux: whether `fun` returns a pair, of which the second is auxiliary data.
-      holomorphic: whether `fun` is promised to be holomorphic, of complex variables.
+      holomorphic: whether `fun` is promised to be holomorphic, with complex variables.
 
     Returns:
       A function of `fun`'s arguments: the Jacobian, or `(Jacobian, aux)`. At each leaf of the
-      output it has the structure of the differentiated argument, or is a tuple of them; each array
-      there is of the output's shape followed by the variable's.
+      output, the Jacobian has the structure of the differentiated argument, or is a tuple of such
+      structures. An array in it has the shape `[*output.shape, *variable.shape]`.
 
     Raises:
       RefTypeError: when called, if a variable is not real-valued.
@@ -52,7 +54,7 @@ def jacfwd(
            [0., 4.]], dtype=float32)
     """
 
-    def derive(f: Differentiable, inputs: Inputs) -> Any:
+    def derive(f: Differentiable, inputs: Inputs) -> PyTree:
         columns, aux = f.run(jax.jacfwd(f, has_aux=True, holomorphic=holomorphic))
         result = f.outputs([inputs.unflatten(column) for column in columns])
         return (result, aux) if has_aux else result
@@ -67,10 +69,10 @@ def jacrev(
     holomorphic: bool = False,
     allow_int: bool = False,
 ) -> Callable[P, Any]:
-    """Makes a function that evaluates the Jacobian of `fun`, row by row. As `jax.jacrev`.
+    """Makes a function that evaluates the Jacobian of `fun`, row by row. Works like `jax.jacrev`.
 
-    Args, returns, raises: as `jacfwd`; with `allow_int`, variables may be integers, and their
-    Jacobian is zero.
+    Arguments, result and errors are those of `jacfwd`. With `allow_int`, variables may be integers,
+    and their Jacobian is zero.
 
     >>> w = refs.new_ref(jnp.array([1.0, 2.0]))
     >>> refs.jacrev(lambda w: w[...] ** 2)(w)
@@ -78,7 +80,7 @@ def jacrev(
            [0., 4.]], dtype=float32)
     """
 
-    def derive(f: Differentiable, inputs: Inputs) -> Any:
+    def derive(f: Differentiable, inputs: Inputs) -> PyTree:
         rows, aux = _row_by_row(f, holomorphic)
         result = f.outputs([inputs.unflatten(row) for row in rows])
         return (result, aux) if has_aux else result
@@ -92,11 +94,11 @@ def hessian(
     has_aux: bool = False,
     holomorphic: bool = False,
 ) -> Callable[P, Any]:
-    """Makes a function that evaluates the Hessian of `fun`. As `jax.hessian`.
+    """Makes a function that evaluates the Hessian of `fun`. Works like `jax.hessian`.
 
-    What `fun` writes to refs is written once.
+    The writes of `fun` to refs happen once.
 
-    Args, returns, raises: as `jacfwd`, of which this is the composition with `jacrev`.
+    The Hessian is `jacfwd` of `jacrev`. Arguments, result and errors are those of `jacfwd`.
 
     >>> n = refs.new_ref(jnp.int32(0))
     >>> def f(x):
@@ -110,26 +112,26 @@ def hessian(
     return jacfwd(inner, argnums, has_aux, holomorphic)
 
 
-def _row_by_row(f: Differentiable, holomorphic: bool) -> tuple[list[Any], Any]:
-    """The rows of each output's Jacobian, and what else the function returns."""
+def _row_by_row(f: Differentiable, holomorphic: bool) -> tuple[list[list[Value]], PyTree]:
+    """(for each output, an array `[*output.shape, *value.shape]` for each value, auxiliary data)"""
 
-    def pulled(values: list[Value]) -> Any:
+    def pulled(values: list[Value]) -> tuple[Any, ...]:
         [*out], pullback, rest = jax.vjp(f, values, has_aux=True)
         for x in out:
             check_output("jacrev", x, holomorphic)
         return values, out, pullback, rest
 
     values, out, pullback, aux = f.run(pulled)
-    # What a backward rule does to refs, each row does.
+    # Each row runs the backward rules, with their effects on refs.
     mapped = vmap if f.has_backward_effects else jax.vmap
 
-    def rows(k: int) -> list[Any]:
-        def row(ct: Value) -> list[Any]:
+    def rows(k: int) -> list[Value]:
+        def row(ct: Value) -> list[Value]:
             cts = [ct if j == k else jnp.zeros_like(x) for j, x in enumerate(out)]
             return backward(lambda _, cts: pullback(cts)[0], [], cts, f.has_backward_effects)
 
         x = out[k]
-        basis = jnp.eye(x.size, dtype=x.dtype).reshape(x.size, *x.shape)
+        basis = jnp.eye(x.size, dtype=x.dtype).reshape(x.size, *x.shape)  # a cotangent a row
         basis = _jax.vary_as(sharded_in_rows(basis, x), x)
         return [
             _jax.typed_like(r.reshape((*x.shape, *r.shape[1:])), value)

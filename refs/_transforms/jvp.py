@@ -1,4 +1,4 @@
-"""`refs.jvp` and `refs.linearize`: differentiation forwards."""
+"""`refs.jvp` and `refs.linearize`: forward-mode differentiation."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from refs.errors import RefTypeError, RefValueError
 
 
 def jvp(fun: Callable[..., Any], primals: PyTree, tangents: PyTree, has_aux: bool = False) -> Any:
-    """Evaluates `fun(*primals)` and its derivative in the direction `tangents`. As `jax.jvp`.
+    """Evaluates `fun(*primals)` and its derivative in the direction `tangents`.
+
+    Works like `jax.jvp`.
 
     Args:
       fun: a function over refs.
       primals: a sequence of arrays, refs, views and pytrees of them.
-      tangents: one for each of the primals, of the same structure. At the place of a ref or view
-        stands an array of the same shape, or for a ref another ref: it holds the tangent of the
-        ref's contents at entry, and gets that of its contents at the end, if `fun` writes it.
+      tangents: one for each of the primals, of the same structure. In the place of a ref or view
+        it has an array of the same shape, or another ref, which holds the tangent of the contents
+        at entry and, if `fun` writes the primal ref, receives the tangent of the final contents.
       has_aux: whether `fun` returns a pair, of which the second is auxiliary data.
 
     Returns:
       `(output, tangent)`, or `(output, tangent, aux)`.
 
     Raises:
-      RefTypeError: if the primals or the tangents are no tuple or list.
-      RefValueError: if their structures differ, or a ref is a variable twice, or a tangent.
+      RefTypeError: if the primals or the tangents are not a tuple or list.
+      RefValueError: if their structures differ, or a ref is a variable twice, or a tangent twice.
       RefEscapeError: if `fun` returns a ref, other than as auxiliary data.
 
     >>> w = refs.new_ref(jnp.array([1.0, 2.0]))
@@ -49,10 +51,10 @@ def jvp(fun: Callable[..., Any], primals: PyTree, tangents: PyTree, has_aux: boo
     inputs = Inputs.of("jvp", tuple(range(len(primals))), tuple(primals), {})
     directions = _directions("jvp", inputs, tuple(tangents))
 
-    def inside() -> Any:
+    def inside() -> tuple[PyTree, ...]:
         f = differentiable("jvp", fun, inputs, has_aux)
 
-        def pushed(values: list[Value]) -> Any:
+        def pushed(values: list[Value]) -> tuple[Any, ...]:
             tangents = inputs.gather("jvp", directions, values)
             return jax.jvp(f.with_contents, (values,), (tangents,), has_aux=True)
 
@@ -67,22 +69,24 @@ def jvp(fun: Callable[..., Any], primals: PyTree, tangents: PyTree, has_aux: boo
 def linearize(
     fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False, in_nzs: Any = None
 ) -> Any:
-    """Evaluates `fun(*primals)` and its derivative there as a linear function. As `jax.linearize`.
+    """Evaluates `fun(*primals)` and its derivative there as a linear function.
+
+    Works like `jax.linearize`.
 
     Args:
       fun: a function over refs.
-      *primals: arrays, refs, views and pytrees of them: all are variables. A ref's value when the
-        call begins is what it is differentiated at.
+      *primals: arrays, refs, views and pytrees of them: all are variables. The derivative with
+        respect to a ref is taken at the value that it holds when the call begins.
       has_aux: whether `fun` returns a pair, of which the second is auxiliary data.
-      in_nzs: which primals may have tangents that aren't zero: a bool for each, or a prefix.
+      in_nzs: which primals may have nonzero tangents: a bool for each, or a prefix.
 
     Returns:
-      `(output, f_jvp)`, or `(output, f_jvp, aux)`: `f_jvp(*tangents)` is the output's tangent. It
-      is a pytree, and takes what `refs.jvp` takes for tangents, and does to refs what that does.
+      `(output, f_jvp)`, or `(output, f_jvp, aux)`. `f_jvp(*tangents)` returns the output's tangent.
+      It is a pytree, takes tangents as `refs.jvp` does, and updates refs among them likewise.
 
     Raises:
       RefValueError: if a ref is a variable twice; from `f_jvp`, if the tangents' structure is not
-        the primals'.
+        the primals', or a ref is a tangent twice.
       RefEscapeError: if `fun` returns a ref, other than as auxiliary data.
 
     >>> n = refs.new_ref(jnp.int32(0))
@@ -105,7 +109,7 @@ def linearize(
         )
     )
 
-    def push(native: RefLike, values: Any, *tangents: PyTree) -> Any:
+    def push(native: Callable[..., Any], values: list[Value], *tangents: PyTree) -> PyTree:
         directions = _directions("linearize", inputs, tangents)
         tangents_out, final = native(inputs.gather("linearize", directions, values))
         _follow(inputs, directions, final)
@@ -117,8 +121,8 @@ def linearize(
     return (f.outputs(out), f_jvp, aux) if has_aux else (f.outputs(out), f_jvp)
 
 
-def _directions(doing: str, inputs: Inputs, tangents: tuple[Value, ...]) -> list[Any]:
-    """What was given for each variable: an array, or a ref that holds one, and no ref twice."""
+def _directions(doing: str, inputs: Inputs, tangents: tuple[PyTree, ...]) -> list[Value | RefLike]:
+    """The tangent for each variable: an array, or a ref that holds one. No ref occurs twice."""
     directions = inputs.flatten(doing, tangents)
     ends = [x for x in directions if is_ref(x)]
     if len(unique(ends).items) < len(ends):
@@ -130,8 +134,11 @@ def _directions(doing: str, inputs: Inputs, tangents: tuple[Value, ...]) -> list
     return directions
 
 
-def _follow(inputs: Inputs, directions: Sequence[Any], final: dict[int, Any]) -> None:
-    """Gives the refs among `directions` the tangents of what `fun` has left in those it writes."""
+def _follow(inputs: Inputs, directions: Sequence[Value | RefLike], final: dict[int, Value]) -> None:
+    """Writes the tangents of final contents to the refs among `directions`.
+
+    `final` has them for the refs that `fun` writes, by the number of the ref.
+    """
     for variable, direction in zip(inputs.variables, directions, strict=True):
         number = variable.position - len(inputs.arrays)
         if is_ref(direction) and number in final:

@@ -1,16 +1,15 @@
-"""Loops and branches over refs: those of `jax.lax`, at top level too, with refs and views wherever
-a value may be.
+"""Loops and branches over refs: those of `jax.lax`, at top level too, with refs and views among
+their operands.
 
-Inside a trace they are JAX's own, which take refs that are closed over. What these add: concrete
-refs at top level (where JAX's `while_loop` hangs, and its `cond` and `scan` take no handle twice),
-the same ref in several places, views, and checks. There is no `associative_scan`: it is of pure
-functions.
+Inside a trace they call JAX's own, whose functions may close over refs. They add concrete refs at
+top level (where JAX's `while_loop` hangs, and its `cond` and `scan` take no handle twice), the same
+ref in several places, views, and checks. There is no `associative_scan`: its function must be pure.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -23,27 +22,27 @@ from refs._handles.predicates import is_ref, is_view
 from refs._tracing.trace import Call
 from refs._transactions.calls import in_transaction
 from refs._transforms.vmap import vmap
-from refs._types import PyTree, PyTreeDef, RefLike, Value
+from refs._types import PyTree, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
 
 def scan(
     f: Callable[[Any, Any], Any],
-    init: Any,
+    init: PyTree,
     xs: PyTree = None,
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
     _split_transpose: bool = False,
-) -> tuple[Any, Any]:
-    """Scans `f` over leading axes. As `jax.lax.scan`, at top level too.
+) -> tuple[PyTree, PyTree]:
+    """Scans `f` over leading axes. Works like `jax.lax.scan`, at top level too.
 
     Args:
       f: `f(carry, x) -> (carry, y)`, a function over refs.
       init: the first carry: a pytree of arrays.
       xs: a pytree of arrays and refs: a step gets their rows. A ref's row is a ref, which reads
         and writes that row in place.
-      length: the number of steps, if `xs` doesn't say.
+      length: the number of steps, if `xs` doesn't give it.
       reverse: whether to begin with the last row.
       unroll: as in `jax.lax.scan`.
 
@@ -76,12 +75,12 @@ def scan(
     call = Call.of((xs,), {})
     start = Call.of((init,), {})
 
-    def inside(refs: Any, arrays: Any) -> Any:
+    def inside(refs: Sequence[RefLike], arrays: list[list[Value]]) -> PyTree:
         init_leaves, leaves = arrays
         [first], _ = start.rebuild([], init_leaves)
 
         @functools.wraps(f)
-        def step(carry: Any, rows: Any) -> Any:
+        def step(carry: PyTree, rows: Any) -> Any:
             [x], _ = call.rebuild(*rows)
             _jax.name_arguments(f, (carry, x), {}, jax.tree.leaves((carry, rows)))
             return f(carry, x)
@@ -89,19 +88,20 @@ def scan(
         return lax.scan(step, first, (refs, leaves), length, reverse, unroll, _split_transpose)
 
     static = (start.tree, call.tree, call.ref_places, length, reverse, unroll, _split_transpose)
-    # A loop in Python, as which it is run under `jax.disable_jit`, can't take a row of a ref.
+    # Under `jax.disable_jit` a scan is a Python loop, which can't take a row of a ref.
     with jax.disable_jit(_jax.is_jit_disabled() and not call.refs):
         return _run(inside, call.refs, [start.leaves, call.leaves], [f], static)
 
 
 def while_loop(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_val: PyTree) -> Any:
-    """Repeats `body_fun` while `cond_fun` is true. As `jax.lax.while_loop`, at top level too.
+    """Repeats `body_fun` while `cond_fun` is true.
 
-    Both may read and write refs that they close over: `cond_fun` sees what `body_fun` wrote.
+    Works like `jax.lax.while_loop`, at top level too. Both functions may read and write refs that
+    they close over: `cond_fun` sees what `body_fun` wrote.
 
     Args:
-      cond_fun: from the carry, a scalar boolean.
-      body_fun: from the carry, the next one.
+      cond_fun: a function of the carry that returns a scalar boolean.
+      body_fun: a function of the carry that returns the next one.
       init_val: the first carry: a pytree of arrays.
 
     Raises:
@@ -122,19 +122,19 @@ def while_loop(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_
 
 
 def fori_loop(
-    lower: Any,
-    upper: Any,
+    lower: Value,
+    upper: Value,
     body_fun: Callable[[Any, Any], Any],
     init_val: PyTree,
     *,
     unroll: int | bool | None = None,
 ) -> Any:
-    """Repeats `val = body_fun(i, val)`. As `jax.lax.fori_loop`, at top level too.
+    """Repeats `val = body_fun(i, val)`. Works like `jax.lax.fori_loop`, at top level too.
 
     Args:
       lower: the first `i`.
-      upper: the one after the last.
-      body_fun: a function over refs of the index and the carry.
+      upper: the `i` after the last.
+      body_fun: a function over refs of the index and the carry, which returns the next carry.
       init_val: the first carry: a pytree of arrays.
       unroll: as in `jax.lax.fori_loop`.
 
@@ -150,7 +150,7 @@ def fori_loop(
     Ref([ 1,  1,  2,  3,  5,  8, 13, 21], dtype=int32)
     """
     _check_no_refs("fori_loop", "its carry", init_val)
-    # Where the bounds are known it is a scan, with a gradient.
+    # With known bounds JAX makes a scan of the loop, which has a gradient.
     if not any(is_ref(x) or isinstance(x, _jax.Tracer) for x in (lower, upper)):
         return _with_arrays(
             lambda init: lax.fori_loop(lower, upper, body_fun, init, unroll=unroll),
@@ -173,10 +173,10 @@ def cond(
     pred: Value,
     true_fun: Callable[..., Any],
     false_fun: Callable[..., Any],
-    *operands: Value,
-    operand: Value = _NO_OPERAND,
+    *operands: PyTree,
+    operand: PyTree = _NO_OPERAND,
 ) -> Any:
-    """Calls one of two functions. As `jax.lax.cond`, at top level too.
+    """Calls one of two functions. Works like `jax.lax.cond`, at top level too.
 
     Args:
       pred: a scalar; anything but zero is true.
@@ -189,7 +189,7 @@ def cond(
       RefEscapeError: if a branch returns a ref.
       RefTypeError: if there are operands by position and by keyword.
 
-    JAX's other form, `cond(pred, x, true_fun, y, false_fun)`, is understood, too.
+    The call may also have JAX's other form, `cond(pred, x, true_fun, y, false_fun)`.
 
     >>> r = refs.new_ref(jnp.zeros(2))
     >>> refs.cond(True, lambda r, v: r.set(v), lambda r, v: None, r.at[1], 5.0)
@@ -203,20 +203,20 @@ def cond(
     return _branch(_choose_by_truth, pred, [true_fun, false_fun], operands)
 
 
-def _choose_by_truth(pred: Value, branches: Sequence[Callable[..., Any]], operand: Value) -> Any:
+def _choose_by_truth(pred: Value, branches: Sequence[Callable[..., Any]], operand: PyTree) -> Any:
     return lax.cond(pred, *branches, operand)
 
 
 def switch(
-    index: Any,
+    index: Value,
     branches: Sequence[Callable[..., Any]],
-    *operands: Value,
-    operand: Value = _NO_OPERAND,
+    *operands: PyTree,
+    operand: PyTree = _NO_OPERAND,
 ) -> Any:
-    """Calls one of several functions. As `jax.lax.switch`, at top level too.
+    """Calls one of several functions. Works like `jax.lax.switch`, at top level too.
 
     Args:
-      index: a scalar integer, clamped to the branches there are.
+      index: a scalar integer, clamped to the valid range.
       branches: functions over refs of the operands, with results of the same types.
       *operands: pytrees of arrays, refs and views, the same ref any number of times.
       operand: the only operand, by keyword.
@@ -234,13 +234,13 @@ def switch(
 
 
 def map(f: Callable[[Any], Any], xs: PyTree, *, batch_size: int | None = None) -> Any:
-    """Applies `f` to row after row. As `jax.lax.map`, at top level too.
+    """Applies `f` to row after row. Works like `jax.lax.map`, at top level too.
 
     Args:
       f: a function over refs.
       xs: a pytree of arrays and refs, as for `scan`.
-      batch_size: how many rows to apply `f` to at once, with `refs.vmap`, whose rules then hold;
-        0 for all of them. `xs` must be arrays.
+      batch_size: the number of rows to apply `f` to at once, with `refs.vmap`, whose rules then
+        hold; 0 for all rows. With it, `xs` may not hold refs.
 
     Raises:
       RefTypeError: if `xs` holds a view, or with `batch_size`, a ref.
@@ -253,12 +253,12 @@ def map(f: Callable[[Any], Any], xs: PyTree, *, batch_size: int | None = None) -
     Ref(6, dtype=int32)
     """
     leaves = jax.tree.leaves(xs)
-    if batch_size is None or not leaves:  # then JAX says so
+    if batch_size is None or not leaves:  # without leaves JAX raises
         return scan(lambda _, x: (None, f(x)), None, xs)[1]
     _check_no_refs("map with batch_size", "xs", xs)
     _check_rows("map", xs)
     n = len(leaves[0])
-    whole = n - n % batch_size if batch_size else 0
+    whole = n - n % batch_size if batch_size else 0  # the number of rows in full batches
 
     def batched(xs: PyTree) -> Any:
         if not whole:
@@ -276,7 +276,7 @@ def map(f: Callable[[Any], Any], xs: PyTree, *, batch_size: int | None = None) -
     return _with_arrays(batched, jax.tree.map(jnp.asarray, xs), [])
 
 
-def _operands(operands: tuple[Value, ...], operand: Value) -> tuple[Any, ...]:
+def _operands(operands: tuple[PyTree, ...], operand: PyTree) -> tuple[PyTree, ...]:
     if operand is _NO_OPERAND:
         return operands
     if operands:
@@ -285,17 +285,18 @@ def _operands(operands: tuple[Value, ...], operand: Value) -> tuple[Any, ...]:
 
 
 def _branch(
-    choose: Callable[[Any, Sequence[Any], Any], Any],
-    index: Any,
+    choose: Callable[[Value, Sequence[Callable[..., Any]], PyTree], Any],
+    index: Value,
     branches: Sequence[Callable[..., Any]],
-    operands: tuple[Value, ...],
+    operands: tuple[PyTree, ...],
 ) -> Any:
+    """`choose(index, branches, operand)` as a transaction, with refs among the operands."""
     call = Call.of(operands, {})
 
-    def inside(refs: Any, arrays: Any) -> Any:
+    def inside(refs: Sequence[RefLike], arrays: list[Any]) -> Any:
         index, leaves = arrays
 
-        def over_arrays(branch: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+        def over_arrays(branch: Callable[..., Any]) -> Callable[[list[Value]], Any]:
             @functools.wraps(branch)
             def called(leaves: list[Value]) -> Any:
                 args, _ = call.rebuild(refs, leaves)
@@ -311,19 +312,23 @@ def _branch(
 
 
 def _with_arrays(
-    fun: Callable[[Any], Any], given: Any, functions: Sequence[Any], static: Any = None
+    fun: Callable[[PyTree], Any],
+    given: PyTree,
+    functions: Sequence[Callable[..., Any]],
+    static: Hashable = None,
 ) -> Any:
-    """`fun(given)`, a pytree of arrays, in a transaction."""
+    """`fun(given)` as a transaction, where `given` is a pytree of arrays."""
     return _run(lambda refs, arrays: fun(arrays), [], given, functions, static)
 
 
 def _run(
     fun: Callable[..., Any],
     refs: Sequence[RefLike],
-    arrays: Any,
-    functions: Sequence[Any],
-    static: Any,
+    arrays: PyTree,
+    functions: Sequence[Callable[..., Any]],
+    static: Hashable,
 ) -> Any:
+    """`fun(refs, arrays)` as a transaction; see `in_transaction` for the other parameters."""
     if _jax.is_jit_disabled() and not _jax.is_staging():
         return fun(refs, arrays)  # in Python, operation by operation
     leaves, tree = jax.tree.flatten(arrays)
@@ -334,7 +339,7 @@ def _run(
     return in_transaction(flat, refs, leaves, functions, (static, tree))
 
 
-def _check_no_refs(doing: str, where: str, tree: PyTreeDef) -> None:
+def _check_no_refs(doing: str, where: str, tree: PyTree) -> None:
     for x in jax.tree.leaves(tree):
         if is_ref(x):
             raise RefTypeError(

@@ -1,4 +1,4 @@
-"""`refs.make_jaxpr`: the program over refs that a function is."""
+"""`refs.make_jaxpr`: traces a function over refs to its effectful jaxpr."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ def make_jaxpr(
 ) -> Callable[P, Any]:
     """Makes a function that returns the effectful jaxpr of `fun`, like `jax.make_jaxpr`.
 
-    Refs may be anywhere in the arguments (the same one several times is one input), closed over
-    (they are among `jaxpr.consts`, or those of an inner call where JAX leaves them there), or
-    returned (the jaxpr returns their final values, if made inside, and nothing otherwise).
+    Refs may be anywhere in the arguments (a ref that occurs several times is one input), closed
+    over (they are among `jaxpr.consts`, or the constants of an inner call where JAX leaves them
+    there), or returned (the jaxpr returns the final values of refs made inside, and nothing for
+    others).
 
     Args:
       fun: a function of pytrees of arrays and refs.
-      static_argnums: positions of arguments that are no inputs, but part of the program.
+      static_argnums: positions of arguments that are not inputs, but part of the program.
       axis_env: names and sizes of axes that `fun` may use collectives over.
-      return_shape: whether to return a pair, of the jaxpr and the result's shapes and dtypes.
+      return_shape: whether to return a pair: the jaxpr, and the result's shapes and dtypes.
 
     Returns:
-      A function of `fun`'s arguments that returns a `ClosedJaxpr`: one ref input for each distinct
-      ref argument comes first, then the other leaves in order.
+      A function of `fun`'s arguments that returns a `ClosedJaxpr`. Its inputs are one ref for each
+      distinct ref argument, then the other leaves in order.
 
     >>> r = refs.new_ref(jnp.zeros(3))
     >>> def f(x):

@@ -1,4 +1,4 @@
-"""`refs.shard_map`: a function over refs, on every device's shard of them."""
+"""`refs.shard_map`: a function over refs, called on each device's shards of them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from refs._transactions.calls import in_transaction
 from refs._transactions.devices import devices_told
 from refs._transactions.signature import Given, check_callable, per_leaf, without_views
 from refs._transactions.transaction import Slot, Transaction
-from refs._types import RefLike
+from refs._types import PyTree, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
-# JAX's marker for specs that aren't given has no public name in all versions.
+# JAX's marker for absent specs doesn't have a public name in every version.
 INFER = inspect.signature(jax.shard_map).parameters["in_specs"].default
 
 
@@ -30,38 +30,39 @@ def shard_map(
     f: Callable[..., Any] | None = None,
     /,
     *,
-    out_specs: Any,
-    in_specs: Any = INFER,
-    mesh: Any = None,
+    out_specs: PyTree,
+    in_specs: PyTree = INFER,
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
     axis_names: Set[Any] = frozenset(),
     check_vma: bool = True,
 ) -> Callable[..., Any]:
-    """Maps a function over the shards of refs and arrays. As `jax.shard_map`.
+    """Maps a function over the shards of refs and arrays. Works like `jax.shard_map`.
 
     A ref for which `in_specs` has a `PartitionSpec` is, inside, the device's shard of it, to read
-    and to write. A ref that is closed over is whole on every device (its spec is `P()`): what is
-    written to it must be the same on every device, a `jax.lax.psum` for instance.
+    and to write. A ref that is closed over is whole on every device (its spec is `P()`): a value
+    written to it must be the same on every device, the result of `jax.lax.psum` for instance.
 
     Args:
       f: the function of one device's shards. Without it, `shard_map` is a decorator.
       out_specs: how the results are put together, as a pytree prefix. A ref that `f` makes and
         returns becomes a ref of all the devices' contents.
-      in_specs: how the arguments are split, as a pytree prefix. Without it, as they are already,
-        on a mesh of which every axis is `Explicit`. What it has None for, `f` gets as it is.
+      in_specs: how the arguments are split, as a pytree prefix. Without it, they are split as they
+        are already sharded, on a mesh with only `Explicit` axes. Arguments for which it has None go
+        to `f` unchanged.
       mesh: the devices; without it, the mesh of `jax.set_mesh`.
       axis_names: the axes of the mesh that `f` is mapped over, if not all.
-      check_vma: whether to check that what `out_specs` and refs take for the same on every device
-        is.
+      check_vma: whether to check that values are the same on every device where `out_specs` or a
+        ref requires it.
 
     Returns:
       The mapped function. At top level JAX runs it operation by operation, which is slow: put a
       `refs.jit` around it.
 
     Raises:
-      RefTypeError: when called, if the spec of a ref is none, or a view is split.
-      RefValueError: when called, if a ref is split in two ways, or is split and closed over; or if
-        what is written to a ref varies over axes that its spec doesn't name; or if a ref lies on
-        a single device, and JAX doesn't move it to those of the mesh.
+      RefTypeError: when called, if a ref's spec is not a `PartitionSpec`, or a view is split.
+      RefValueError: when called, if `in_specs` doesn't fit the arguments; if a ref has two specs,
+        or is split and closed over; if a value written to a ref varies over axes that the ref's
+        spec doesn't name; or if a ref is on a single device, and JAX doesn't move it to the mesh.
 
     >>> mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     >>> P = jax.sharding.PartitionSpec
@@ -89,7 +90,9 @@ def shard_map(
         call = given.call
         of_refs, of_leaves = _split(call, None if is_inferred else given.items)
 
-        def sharded(body: Any, out_specs: Any, *in_specs: Any) -> Any:
+        def sharded(
+            body: Callable[..., Any], out_specs: PyTree, *in_specs: PyTree
+        ) -> Callable[..., Any]:
             in_specs = INFER if is_inferred else in_specs
 
             def named(*given: Any) -> Any:
@@ -100,12 +103,12 @@ def shard_map(
 
         touched = [*call.refs]
 
-        def inside(refs: Any, leaves: Any) -> Any:
-            # What `f` touches, and what of it is whole, is known once it has been traced on the
-            # shards' types; only then can JAX be told the specs of the state.
+        def inside(refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
+            # The state and its specs depend on the refs that `f` touches and closes over. A first
+            # trace of `f`, on the types of the shards, finds them.
             found: list[Transaction] = []
 
-            def probe(refs_inside: Any, leaves: Any) -> None:
+            def probe(refs_inside: Sequence[Value], leaves: Sequence[Value]) -> None:
                 types = [
                     RefType.of(_jax.AbstractRef(_jax.typeof(x)), ref_type(r).origin)
                     for x, r in zip(refs_inside, refs, strict=True)
@@ -135,7 +138,7 @@ def shard_map(
     return mapped
 
 
-def _leaf_specs(in_specs: Any, args: tuple[Any, ...]) -> list[Any]:
+def _leaf_specs(in_specs: PyTree, args: tuple[Any, ...]) -> list[Any]:
     """The spec of each leaf of a call."""
     try:
         specs, of_views = per_leaf(in_specs, args)
@@ -159,11 +162,11 @@ def _leaf_specs(in_specs: Any, args: tuple[Any, ...]) -> list[Any]:
     return specs
 
 
-def _split(call: Call, specs: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
-    """The specs of a call's refs, and of its other leaves."""
+def _split(call: Call, specs: Sequence[Any] | None) -> tuple[list[PartitionSpec], list[Any]]:
+    """The specs of a call's distinct refs, and of its other leaves: none, if they are inferred."""
     if specs is None:
         return [ref_type(r).sharding.spec for r in call.refs], []
-    of_refs: dict[int, Any] = {}
+    of_refs: dict[int, PartitionSpec] = {}
     of_leaves: list[Any] = []
     for place, spec in zip(call.ref_places, specs, strict=True):
         if place is None:
@@ -178,7 +181,10 @@ def _split(call: Call, specs: Sequence[Any] | None) -> tuple[list[Any], list[Any
     return [of_refs[k] for k in range(len(call.refs))], of_leaves
 
 
-def _slot_spec(slot: Slot, of_refs: Sequence[Any], refs: Sequence[RefLike]) -> Any:
+def _slot_spec(
+    slot: Slot, of_refs: Sequence[PartitionSpec], refs: Sequence[RefLike]
+) -> PartitionSpec:
+    """The spec of a slot's value: `P()` for a ref that is only closed over."""
     if slot.argument is None:
         return PartitionSpec()
     spec = of_refs[slot.argument]

@@ -16,7 +16,7 @@ from refs._handles.access import addupdate, describe, get
 from refs._handles.predicates import is_ref
 from refs._handles.view import RefView
 from refs._transactions.signature import flags, mirrored
-from refs._types import PyTree, PyTreeDef, RefLike, Value
+from refs._types import Jaxpr, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
 
@@ -25,28 +25,29 @@ def vjp(
     *primals: PyTree,
     has_aux: bool = False,
     reduce_axes: Sequence[Any] = (),
-    saveable_args: Any = True,
-    in_nzs: Any = None,
+    saveable_args: PyTree = True,
+    in_nzs: PyTree = None,
 ) -> Any:
-    """Evaluates `fun(*primals)` and the pullback there. As `jax.vjp`.
+    """Evaluates `fun(*primals)` and the pullback there. Works like `jax.vjp`.
 
     Args:
       fun: a function over refs.
-      *primals: arrays, refs, views and pytrees of them: all are variables. A ref's value when the
-        call begins is what it is differentiated at.
+      *primals: arrays, refs, views and pytrees of them: all are variables. The derivative with
+        respect to a ref is taken at the value that it holds when the call begins.
       has_aux: whether `fun` returns a pair, of which the second is auxiliary data.
-      reduce_axes: nothing, as in JAX.
+      reduce_axes: has no meaning any more, as in JAX, and must be empty.
       saveable_args: which primals may be saved as they are for the backward pass: a bool for each,
-        or a prefix. The others have to be put into the pullback's `args_res` before it is called.
-      in_nzs: which primals may have cotangents that aren't zero: a bool for each, or a prefix.
+        or a prefix. The caller puts the others into the pullback's `args_res` before calling it.
+      in_nzs: which primals may have nonzero cotangents: a bool for each, or a prefix.
 
     Returns:
       `(output, pullback)`, or `(output, pullback, aux)`. The `Pullback` takes a cotangent of the
-      output and returns a tuple with one of each primal, that of a ref being an array. Its method
-      `with_refs` says which are to be accumulated into refs instead.
+      output and returns a tuple of the primals' cotangents; that of a ref is an array. Its method
+      `with_refs` accumulates cotangents into refs instead.
 
     Raises:
-      RefValueError: if a ref is a variable twice; if `saveable_args` or `in_nzs` is no such prefix.
+      RefValueError: if a ref is a variable twice; if `saveable_args` or `in_nzs` doesn't fit the
+        primals.
       RefEscapeError: if `fun` returns a ref, other than as auxiliary data.
 
     >>> w = refs.new_ref(jnp.array([1.0, 2.0]))
@@ -66,18 +67,19 @@ def vjp(
 
 @jax.tree_util.register_pytree_node_class
 class Pullback:
-    """The second result of `refs.vjp`: a function from cotangents to cotangents.
+    """The second result of `refs.vjp`: a function from the output's cotangent to the primals'.
 
-    It is a pytree of what the backward pass needs, so it can be passed to a jitted function. What
-    else it has is what the function that `jax.vjp` gives has in the JAX at hand.
+    It is a pytree of the values that the backward pass needs, so it can be passed to a jitted
+    function. Its other attributes are those of `jax.vjp`'s function, as far as the installed JAX
+    has them.
 
     Attributes:
       in_tree: the structure of the primals, of which views are leaves.
-      out_tree: that of the output.
-      args_res: for each primal, in tuples for other containers: the values that the backward pass
-        needs as they were given, of a ref what it held. In the places of those that it doesn't need
-        stands a `NotNeeded()`, of those that weren't to be saved a `NotSaveable()`: they are put
-        there before it is called, arrays or refs.
+      out_tree: the structure of the output.
+      args_res: for each primal, with tuples for containers other than lists and dicts: the values
+        that the backward pass needs as they were given; for a ref, its value then. A `NotNeeded()`
+        stands for a value that it doesn't need, a `NotSaveable()` for one that wasn't to be saved:
+        put an array or a ref there before the call.
     """
 
     args_res: list[Any]
@@ -85,7 +87,7 @@ class Pullback:
 
     def __init__(
         self,
-        native: RefLike,
+        native: Any,  # the function that `jax.vjp` returns
         inputs: Inputs,
         out_tree: PyTreeDef,
         has_effects: bool,
@@ -105,25 +107,24 @@ class Pullback:
         self._types = tuple(inputs.type_of(v) for v in inputs.variables)
         self.out_tree, self._has_effects = out_tree, has_effects
 
-    def __call__(self, cotangent: Value) -> Any:
-        """The cotangent of each primal, given that of the output."""
+    def __call__(self, cotangent: PyTree) -> Any:
+        """Returns the cotangent of each primal, given that of the output."""
         return self._apply([jax.ad.GradValue()] * len(self._variables), cotangent)
 
-    def with_refs(self, *wanted: Any) -> Callable[[Any], Any]:
-        """Says what is to become of each cotangent, as `jax.vjp`'s function does.
+    def with_refs(self, *wanted: PyTree) -> Callable[[PyTree], Any]:
+        """Chooses what happens to each cotangent. Works like `with_refs` of `jax.vjp`'s function.
 
         Args:
-          *wanted: one for each primal, of the same structure. A leaf is a ref, into which the
-            cotangent will be accumulated; `jax.ad.GradValue()`, to have it returned; or
-            `jax.ad.DontWant()`, to have it not computed at all. Any other object stands for
-            `GradValue()`, as in JAX.
+          *wanted: one for each primal, of the same structure. A leaf is a ref, to accumulate the
+            cotangent into it; `jax.ad.GradValue()`, to return it; or `jax.ad.DontWant()`, not to
+            compute it at all. Any other object stands for `GradValue()`, as in JAX.
 
         Returns:
-          A function of the output's cotangent. Its result has `jax.ad.GradRef()` and
-          `jax.ad.DidntWant()` in the places of the others.
+          A function of the output's cotangent. Its result has `jax.ad.GradRef()` in place of a
+          cotangent that was accumulated, and `jax.ad.DidntWant()` in place of one not computed.
 
         Raises:
-          RefValueError: if the structure is another.
+          RefValueError: if the structure differs from that of the primals.
           RefTypeError: if a leaf is an array or a number, or a ref of another shape or dtype.
 
         >>> total = refs.new_ref(jnp.ones(2))
@@ -154,32 +155,32 @@ class Pullback:
 
     @property
     def with_logs(self) -> Pullback:
-        """The same, that returns what backward rules log, too: a pair."""
+        """The same, but it returns a pair: the cotangents, and the logs of backward rules."""
         logging = copy.copy(self)
         logging._native, logging._want_logs = self._native.with_logs, True
         return logging
 
     @property
-    def jaxpr(self) -> Any:
+    def jaxpr(self) -> Jaxpr:
         """The jaxpr of the tangents' computation."""
         return self._native.jaxpr
 
     @property
-    def opaque_residuals(self) -> list[Any]:
-        """What has been computed of the primals and is saved for the backward pass."""
+    def opaque_residuals(self) -> list[Value]:
+        """The values computed from the primals and saved for the backward pass."""
         return self._native.opaque_residuals
 
     @property
     def structured_residuals(self) -> list[Any]:
-        """What rules save in structures of their own."""
+        """The residuals that derivative rules save in structures of their own."""
         return self._native.structured_residuals
 
     @property
-    def out_nzs(self) -> Any:
+    def out_nzs(self) -> PyTree:
         """Which of the outputs depend on the primals."""
         return mirrored(self.out_tree, self._native.out_nzs)
 
-    def _apply(self, wanted: list[Any], cotangent: Value) -> Any:
+    def _apply(self, wanted: list[Any], cotangent: PyTree) -> PyTree:
         cts, tree = jax.tree.flatten(cotangent)
         if tree != self.out_tree:
             raise RefValueError(
@@ -191,7 +192,7 @@ class Pullback:
         native = copy.copy(self._native)
         native.args_res = [self._restored()]
 
-        def pulled(into: list[Any], cts: list[Any]) -> tuple[list[Any], Any]:
+        def pulled(into: list[RefLike], cts: list[Value]) -> tuple[list[Value], Any]:
             rest = iter(into)
             items = [next(rest) if is_ref(x) else x for x in wanted]
             values, logs = self._backward(native, items, cts)
@@ -210,13 +211,13 @@ class Pullback:
         )
         return (result, logs) if self._want_logs else result
 
-    def _restored(self) -> list[Any]:
-        """The values that are needed as they were given."""
+    def _restored(self) -> list[Value]:
+        """For each value, that in `args_res`, or `NotNeeded()`."""
         places = jax.tree.structure([*mirrored(self.in_tree, self._needed)])
         words = (_jax.NotNeeded, _jax.NotSaveable, RefView)
         try:
             kept = places.flatten_up_to(self.args_res)
-        except ValueError:  # Other containers will do.
+        except ValueError:  # The user may have put other containers there.
             kept = jax.tree.leaves(self.args_res, is_leaf=lambda x: isinstance(x, words))
         if len(kept) != len(self._variables):
             raise RefValueError(
@@ -240,10 +241,8 @@ class Pullback:
     def _n_values(self) -> int:
         return 1 + max((v.position for v in self._variables), default=-1)
 
-    def _backward(
-        self, native: RefLike, wanted: list[Any], cts: list[Any]
-    ) -> tuple[list[Any], Any]:
-        """What becomes of each variable's cotangent, and what rules log."""
+    def _backward(self, native: Any, wanted: list[Any], cts: list[Value]) -> tuple[list[Any], Any]:
+        """(for each variable its cotangent, `GradRef()` or `DidntWant()`; the rules' logs)"""
         asked: list[Any] = [jax.ad.DontWant()] * self._n_values
         for variable, x in zip(self._variables, wanted, strict=True):
             if is_ref(x) and not _goes_straight_in(variable):
@@ -293,7 +292,7 @@ class Pullback:
 
 
 def _goes_straight_in(variable: Variable) -> bool:
-    """A part's cotangent is taken out of the whole's first."""
+    """Whether JAX may accumulate the cotangent into a ref: that of a view is first cut out."""
     return _jax.can_accumulate_gradients and variable.view is None
 
 

@@ -27,7 +27,7 @@ from refs._transactions.calls import in_transaction
 from refs._transactions.signature import Given, check_callable, per_leaf, without_views
 from refs._transactions.transaction import Slot, Transaction, in_lane
 from refs._transforms import by_jax
-from refs._types import Aval, ClosedJaxpr, PyTreeDef, RefLike, Value
+from refs._types import Aval, ClosedJaxpr, PyTree, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
 P = ParamSpec("P")
@@ -43,13 +43,13 @@ def vmap(
     spmd_axis_name: Any = None,
     sum_match: bool = False,
 ) -> Callable[P, R]:
-    """Maps a function over refs. As `jax.vmap`: it means `for x in xs: fun(x)`.
+    """Maps a function over refs. Works like `jax.vmap`: it means `for x in xs: fun(x)`.
 
     A ref for which `in_axes` has an integer gives each lane its slice, to read and to write. A ref
     that is closed over, or for which it has None, is shared: lanes may read it; or accumulate into
     it, `r[...] += x`, and every lane's contribution arrives, at the cost of the contributions (or
-    multiply it, or take its minimum or maximum with what they have); or overwrite it with what is
-    the same in every lane. What would depend on the order of the lanes is an error.
+    multiply it, or take minima of it, or maxima); or overwrite it with a value that is the same in
+    every lane. An update whose result would depend on the order of the lanes is an error.
 
     Args:
       fun: the function of one lane.
@@ -60,16 +60,16 @@ def vmap(
       axis_name: a name for collectives between the lanes.
       axis_size: the number of lanes, if no argument is mapped.
       spmd_axis_name: as in `jax.vmap`.
-      sum_match: whether a result that differs from lane to lane, and has None in `out_axes`, is the
-        lanes' sum.
+      sum_match: whether a result that differs between lanes, and has None in `out_axes`, is summed
+        over the lanes.
 
     Returns:
       The mapped function.
 
     Raises:
-      RefTypeError: if `in_axes` is no pytree of axes; when called, if a view is mapped.
-      RefValueError: when called, if the arguments have no, or not the same, number of lanes; if a
-        ref is both mapped and shared; or if what a shared ref ends up with would depend on the
+      RefTypeError: if `in_axes` is not a pytree of axes; when called, if a view is mapped.
+      RefValueError: when called, if no argument is mapped, or the numbers of lanes differ; if a ref
+        is both mapped and shared; or if the final contents of a shared ref would depend on the
         order of the lanes.
 
     >>> counts = refs.new_ref(jnp.zeros(4, jnp.int32), name="counts")
@@ -120,13 +120,13 @@ def vmap(
             if takes_refs:
                 raise
             refused = error
-        if refused is not None:  # Of arrays, JAX says which they are.
+        if refused is not None:  # JAX's own error names the arrays.
             nothing = functools.wraps(fun)(lambda *_, **__: ())
             jax.vmap(nothing, in_axes, axis_size=axis_size)(*args, **kwargs)
             raise refused
         call = given.call
 
-        def inside(refs: Any, leaves: Any) -> Any:
+        def inside(refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
             env = [] if axis_name is None else [(axis_name, axes.size)]
             if axes.mesh_axes is not None:
                 _check_as_jax(given, axes, leaves, spmd_axis_name)
@@ -145,7 +145,13 @@ def vmap(
             }
             written = [s for s in t.written if s not in sums]
 
-            def lane(lane: Value, state: Any, constants: Any, leaves: Any) -> Any:
+            # `lane` is a scalar of `axes.flags`; the others are one lane's values.
+            def lane(
+                lane: Value,
+                state: Sequence[Value],
+                constants: Sequence[Value],
+                leaves: Sequence[Value],
+            ) -> Any:
                 cells = t.cells(written, state) | t.cells(t.read, constants)
                 for (slot, method), ref in zip(sums.items(), t.refs([*sums], refs), strict=True):
                     cells[slot] = Accumulator(ref, slot.origin, method)
@@ -167,7 +173,7 @@ def vmap(
                 t.values(t.read, refs),
                 leaves,
             )
-            # No lane, no write: what all lanes write alike is computed all the same.
+            # Without lanes nothing is written, though a value that all lanes share is computed.
             kept = [s for s in written if axes.size or axis_of[s] is not None]
             t.commit(kept, refs, [x for s, x in zip(written, state, strict=True) if s in kept])
             result = t.result(arrays, made, refs)
@@ -191,8 +197,8 @@ def vmap(
     return mapped
 
 
-def _found(tree: PyTreeDef, test: Callable[[Any], bool]) -> list[Any]:
-    """What in a pytree passes the test."""
+def _found(tree: PyTree, test: Callable[[Any], bool]) -> list[Any]:
+    """The parts of a pytree that pass the test."""
     return [x for x in jax.tree.leaves(tree, is_leaf=test) if test(x)]
 
 
@@ -204,18 +210,27 @@ def _maps_itself(x: Value) -> RefTypeError:
 
 
 class _Axes(NamedTuple):
-    """How the mapped arguments of a call are mapped."""
+    """The mapped axes of a call.
+
+    Attributes:
+      size: the number of lanes.
+      of_refs: for each distinct ref, the axis that it is mapped over.
+      of_leaves: the same for the other mapped leaves.
+      ref_types: the types that the refs have in a lane, without the mapped axis.
+      leaf_types: the same for the other mapped leaves.
+      sharding: the sharding of the axis of lanes, if the arguments' types have one.
+    """
 
     size: int
     of_refs: list[int]
     of_leaves: list[int]
-    ref_types: list[Any]
-    leaf_types: list[Any]
-    sharding: NamedSharding | None  # of the lanes, by their type
+    ref_types: list[Aval]
+    leaf_types: list[AbstractArgument]
+    sharding: NamedSharding | None
 
     @property
-    def flags(self) -> Any:
-        """One for each lane, where its operands are."""
+    def flags(self) -> jax.Array:
+        """An array `[n_lanes]` of True, sharded as the lanes are."""
         flags = jnp.ones(self.size, bool)
         if self.sharding is None:
             return flags
@@ -223,7 +238,7 @@ class _Axes(NamedTuple):
 
     @property
     def mesh_axes(self) -> Any:
-        """Those of an explicit mesh that the lanes are sharded over."""
+        """The axes of an explicit mesh that the lanes are sharded over, or None."""
         return None if self.sharding is None else self.sharding.spec[0]
 
     @staticmethod
@@ -277,6 +292,7 @@ class _Axes(NamedTuple):
         return _Axes(size, ref_axes, of_leaves, ref_types, leaf_types, sharding)
 
     def of_slot(self, slot: Slot, refs: Sequence[RefLike]) -> int | None:
+        """The axis that a slot is mapped over; None if the lanes share it."""
         if slot.argument is None:
             return None
         if slot.outer is not None:
@@ -302,7 +318,7 @@ def _normal(axis: Any, x: Value, what: str) -> int:
 
 
 def _leaf_axes(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The axis of each leaf of a call. Keyword arguments are mapped over their first."""
+    """The axis of each leaf of a call. Keyword arguments are mapped over their first axis."""
     in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
     try:
         axes, of_views = per_leaf((in_axes, 0), (args, kwargs))
@@ -322,12 +338,12 @@ def _leaf_axes(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
 
 
 def _may_touch_refs(closed: ClosedJaxpr) -> bool:
-    """Whether a lane is more than JAX's affair: for refs, callbacks, or rules of derivatives."""
+    """Whether a lane touches refs, calls the host, or has derivative rules that may touch refs."""
     return uses_refs(closed) or calls_host(closed) or is_open(closed.jaxpr)
 
 
 def _check_as_jax(given: Given, axes: _Axes, leaves: Sequence[Value], spmd_axis_name: Any) -> None:
-    """Raises what `jax.vmap` says of arguments on an explicit mesh, before a lane is traced."""
+    """Raises the errors of `jax.vmap` about arguments on an explicit mesh, before a trace."""
     shared = [x for x in given.shared.values() if isinstance(x, jax.Array)]
     check = jax.vmap(
         lambda mapped, shared: (),

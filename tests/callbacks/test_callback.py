@@ -347,7 +347,7 @@ def test_results_that_were_not_announced(value, type, error, text, jit):
 
     with pytest.raises(error, match=text) as caught:
         jit(lambda: refs.io_callback(host, type, r))()
-    assert str(caught.value).startswith("io_callback of `host` at test_callbacks.py:")
+    assert str(caught.value).startswith("io_callback of `host` at test_callback.py:")
     same(r[...], [0, 1])
 
 

@@ -174,7 +174,7 @@ def whose_old_value_is_returned(r):
 @pytest.mark.parametrize("program", [given_its_own_value, whose_old_value_is_returned])
 def test_what_has_to_be_copied_is_said(program):
     line = program.__code__.co_firstlineno
-    where = f"test_callbacks_in_place.py:({line + 1}|{line + 2})"  # the reading or the callback
+    where = f"test_in_place.py:({line + 1}|{line + 2})"  # the reading or the callback
     with pytest.raises(
         AssertionError, match=rf"copies .* as many as a ref .* for {where}"
     ) as caught:

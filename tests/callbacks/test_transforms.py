@@ -393,6 +393,7 @@ def test_without_a_mesh(jit):
     same(r[...], X)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(N > 1, reason="there are more devices already")
 def test_on_four_devices():
     said = run_again_with_devices(4, __file__, "-k", "(device or mesh) and not four")

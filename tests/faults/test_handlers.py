@@ -7,6 +7,8 @@ import pytest
 from tests.faults import handlers
 from tests.faults.harness import in_child, times
 
+pytestmark = pytest.mark.slow
+
 
 def check(outcomes):
     """That nothing was lost, and that readers saw values, which were those before or after."""

@@ -14,6 +14,8 @@ from tests.faults.harness import in_child, times
 from tests.faults.interrupted_programs import CALLS, EAGER, FIRST, FIRST_EAGER
 from tests.faults.interruptions import LOOKOUTS
 
+pytestmark = pytest.mark.slow
+
 
 def none_is_bad(tallies, record_property):
     """That nothing became of any ref but what should."""

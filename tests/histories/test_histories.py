@@ -302,5 +302,6 @@ if N > 1:
     TestHistories.settings = fewer(2, stateful_step_count=10)
 else:
 
+    @pytest.mark.slow
     def test_histories_on_two_devices():
         run_again_with_devices(2, __file__, "-s")  # the stacks of a step that hangs are to be seen

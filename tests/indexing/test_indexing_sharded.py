@@ -179,6 +179,7 @@ def test_an_explicit_mesh_of_any_size_and_an_update_of_the_whole(run, n):
         assert r[...].tolist() == [1] * 8
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(N == 8, reason="the process with eight devices")
 def test_in_a_process_with_eight_devices():
     assert "1 skipped" in run_again_with_devices(8, __file__)

@@ -107,6 +107,7 @@ def test_a_callback_does_not_write_what_a_program_reads():
         assert r[0] == 7
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(N > 1, reason="there are more devices already")
 def test_on_four_devices():
     assert "1 skipped" in run_again_with_devices(4, __file__)

@@ -152,6 +152,7 @@ def test_inside_another(outer):
     assert seen[0].is_equivalent_to(SPLIT, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(N > 1, reason="there are more devices already")
 def test_on_four_devices():
     assert "1 skipped" in run_again_with_devices(4, __file__)

@@ -30,7 +30,7 @@ same_programs = hypothesis.seed(0) if hypothesis.settings.default.derandomize el
 
 def fewer(divisor, **options):
     """For laws that take long, or of which the expensive part is tried elsewhere."""
-    n = hypothesis.settings.default.max_examples // divisor
+    n = max(hypothesis.settings.default.max_examples // divisor, 1)
     return hypothesis.settings(max_examples=n, **options)
 
 

@@ -313,6 +313,7 @@ def test_a_ref_on_a_single_device(wrap, is_passed):
     np.testing.assert_array_equal(r[...], X)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(N > 1, reason="there are more devices already")
 def test_on_four_devices():
     assert "1 skipped" in run_again_with_devices(4, __file__)

@@ -1,1 +1,1 @@
-"""The discharge rules, a family of primitives in each file."""
+"""The discharge rules: one file for each family of primitives."""

@@ -1,4 +1,4 @@
-"""Rule of `optimization_barrier`: what refs hold goes through it, too."""
+"""Rule of `optimization_barrier`: the values of refs pass through it, too."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from refs._tracing.touch import Touch
 from refs._types import Eqn, Value
 
 
-# The effects of a barrier keep an order.
+# The effects of a barrier only keep an order: it touches no ref.
 @register(lax.optimization_barrier_p, touch=Touch.NONE, is_computed_once=True)
 def discharge_optimization_barrier(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     out = list(args)
     held = [a.read() if isinstance(a, Cell) else a for a in args]
-    # Nothing is known of what nothing else here touches, nor of what lanes only accumulate into.
+    # Cells of refs that nothing else here touches have no value, nor have accumulators.
     places = [k for k, x in enumerate(held) if x is not None]
     for k, x in zip(places, lax.optimization_barrier([held[k] for k in places]), strict=True):
         if not isinstance(args[k], Cell):
             out[k] = x
         elif args[k].sealed is None:
             args[k].write(x)
-    # The newest JAX returns no refs.
+    # On the newest JAX a barrier returns no refs.
     is_returned = len(eqn.outvars) == len(args)
     return [x for x in out if is_returned or not isinstance(x, Cell)]

@@ -1,4 +1,4 @@
-"""Rule of callbacks over refs: to a call that is given what they hold, and returns it."""
+"""Rules of callbacks: `ref_callback` becomes a `host_callback` over the values of the refs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from refs.errors import RefTypeError
 def discharge_ref_callback(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     spec = eqn.params["spec"]
     n = len(spec.origins)
-    # A step of a scan over a ref has a row of it: the callback is given that part of the whole.
+    # A step of a `scan` over a ref has a row of it: the operands are the whole and the row's index.
     roots, places = unique([root(cell) for cell in args[:n]])
     indices = [_row_of(cell) for cell in args[:n]]
     has_mask = ctx.lanes is not None and ctx.lanes.mask is not None
@@ -40,8 +40,8 @@ def discharge_ref_callback(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> lis
             "pass would call it again. Call it outside of `checkpoint`, or use `pure_callback` if "
             "that does no harm"
         )
-    # JAX runs programs that have an effect slower, and refuses some in lanes. That the call is made
-    # follows from the state, or is seen to by `refs.inplace`; but JAX must not repeat it.
+    # JAX runs programs that have an effect slower, and refuses to batch some. Without one, the call
+    # is kept because it returns state, or by `refs.inplace`; but JAX must not repeat it.
     is_io = spec.is_io and ctx.repeats
     mask = [ctx.lanes.mask] if has_mask else []  # type: ignore[union-attr]
     operands = [*mask, *(i for index in indices for i in index), *args[n:]]
@@ -59,7 +59,7 @@ def carries(eqn: Eqn) -> tuple[int, int]:
 
 @register(host_callback_p, carries=carries, is_computed_once=True, can_fail=True)
 def discharge_host_callback(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
-    """One without refs: each lane makes it, or some, where lanes have parted."""
+    """A callback without refs: each lane calls it; where lanes diverge, those in the mask."""
     if ctx.lanes is None:
         return _jax.bind_eqn(eqn, args)
     plan: Plan = eqn.params["plan"]._replace(by_lane=True)
@@ -71,9 +71,9 @@ def discharge_host_callback(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> li
     return list(host_callback_p.bind(*args, **{**eqn.params, "plan": plan}))
 
 
-def _row_of(cell: Any) -> list[Any]:
-    """The indices, outermost first, that make a row of the whole."""
-    found: list[Any] = []
+def _row_of(cell: Any) -> list[Value]:
+    """The indices of a row in its root, int32 scalars, outermost first; none for any other cell."""
+    found: list[Value] = []
     while isinstance(cell, Row):
         found.insert(0, cell.index)
         cell = cell.whole

@@ -30,13 +30,13 @@ def discharge_jit(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
         called.__name__ = called.__qualname__ = params.name
         return jax.jit(called, **_jit_options(params, args, scope))
 
-    # A jaxpr called again, over refs that alias in the same way, is discharged only once. One
-    # that holds refs as constants is not: they are cells of this very context.
+    # A jaxpr called again, over refs that alias in the same pattern, is discharged only once. One
+    # that holds refs as constants is not: these are cells of this particular context.
     key = (
         id(params.jaxpr),
         _alias_pattern(args),
         len(scope.written),
-        len(scope.constants),  # those that are only read, and flags
+        len(scope.constants),  # the refs that are only read, and scalars of lanes
     )
     called = ctx.memoised(key, params.jaxpr, make) if scope.portable else make()
     return scope.call(called, args)
@@ -56,6 +56,7 @@ def discharge_metadata_call(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> li
 
 
 def _alias_pattern(args: Sequence[Value]) -> tuple[int | None, ...]:
+    """For each cell the position where it comes first, for each array None."""
     first: dict[int, int] = {}
     return tuple(
         first.setdefault(id(a), k) if isinstance(a, Cell) else None for k, a in enumerate(args)

@@ -1,10 +1,10 @@
 """Rule of `checkpoint`, or `remat`.
 
-JAX stores the inputs of a checkpointed function, to compute the rest again. Of a body of a loop
-that updates a ref the ref is one of them: all of it would be stored for each step. What the body
-depends on is only what it has read there. So that is stored, and the ref is not.
+JAX stores the inputs of a checkpointed function, to compute the rest again. If the function is the
+body of a loop that updates a ref, the ref is one of them: all of it would be stored for each step.
+But the body depends only on the values that it has read there. So these are stored instead.
 
-Not if there is a loop in the function: then to store the ref once is the better bargain. A ref that
+If the function itself contains a loop over refs, storing the ref once costs less. A ref that
 nothing around the function changes is stored once in any case.
 """
 
@@ -36,7 +36,7 @@ def discharge_checkpoint(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
     if keeps_reads:
         reads = _policies.save_only_these_names(READ)
         policy = reads if policy is None else _either(reads, policy)
-    if isinstance(prevent_cse, tuple):  # One flag for each operand.
+    if isinstance(prevent_cse, tuple):  # one flag for each operand
         flags = [f for f, a in zip(prevent_cse, args, strict=True) if not isinstance(a, Cell)]
         prevent_cse = (flags, True, True)
 
@@ -49,7 +49,7 @@ def discharge_checkpoint(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
 
 
 def _either(one: Callable[..., bool], other: Callable[..., Any]) -> Callable[..., Any]:
-    """As `save_from_both_policies`, but policies may also say where something is to be stored."""
+    """Like `save_from_both_policies`, but a policy may also say where a value is to be stored."""
     return lambda *args, **params: one(*args, **params) or other(*args, **params)
 
 

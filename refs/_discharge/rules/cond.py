@@ -13,7 +13,7 @@ from refs._callbacks.primitives import host_callback_p, ref_callback_p
 from refs._discharge.interpreter import Context, merge, split
 from refs._discharge.registry import register
 from refs._tracing.facts import Inner
-from refs._types import Eqn, Value
+from refs._types import ClosedJaxpr, Eqn, Value
 
 
 def branches_of(eqn: Eqn) -> Inner:
@@ -32,17 +32,17 @@ def discharge_cond(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]
         return _every_branch(ctx, index, branches, operands)
     constants = scope.constants
 
-    def as_function(branch: Any) -> Callable[..., Any]:
+    def as_function(branch: ClosedJaxpr) -> Callable[..., Any]:
         return lambda arrays, state: scope.run(branch, merge(operands, arrays), state, constants)
 
-    # Every branch returns the cells that any branch writes.
+    # Each branch returns the values of all cells that any branch writes.
     out, state = lax.switch(index, [as_function(b) for b in branches], split(operands), scope.state)
     scope.update(state)
     return out
 
 
-def _has_io(ctx: Context, branch: Any) -> bool:
-    """Whether a branch has an effect for JAX, which doesn't batch it then: see `callback.py`."""
+def _has_io(ctx: Context, branch: ClosedJaxpr) -> bool:
+    """Whether a branch makes a call with an effect, which JAX doesn't batch: see `callback.py`."""
     repeats = ctx.repeats or _jax.any_equation(branch, lambda e: e.primitive is _jax.remat_p)
     return _jax.any_equation(
         branch,
@@ -54,9 +54,9 @@ def _has_io(ctx: Context, branch: Any) -> bool:
 
 
 def _every_branch(
-    ctx: Context, index: Any, branches: Sequence[Any], operands: Sequence[Value]
-) -> list[Any]:
-    """Lanes part, or JAX can't batch what they do to a ref in a branch: they go every way."""
+    ctx: Context, index: Value, branches: Sequence[ClosedJaxpr], operands: Sequence[Value]
+) -> list[Value]:
+    """Runs each branch in all lanes, masked: they diverge, or JAX can't batch its effects."""
     results = []
     for k, branch in enumerate(branches):
         with ctx.where(lax.eq(index, lax.convert_element_type(k, index.dtype))):

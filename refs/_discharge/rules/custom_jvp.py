@@ -14,26 +14,28 @@ from refs._discharge.cells import root
 from refs._discharge.custom_rules import changed_by, eval_rule, is_smooth, through
 from refs._discharge.interpreter import Context, merge, split
 from refs._discharge.registry import register
-from refs._types import Eqn, PyTree, Value
+from refs._types import Eqn, PyTree, RefLike, Value
 
 
 @register(_jax.custom_jvp_call_p, runs_once=True)
 def discharge_custom_jvp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
-    """The state is threaded through the function and through the user's rule.
+    """Threads the state through the function and through the user's rule.
 
     A ref argument has a tangent cell, which the rule reads and writes. The tangent of a ref that
-    the rule leaves alone, or that the function closes over, goes with the ref's contents, through
-    what the function does to them. How they depend on the function's other arguments isn't
-    followed: of those, the rule has said all.
+    the rule doesn't write, or that the function closes over, is propagated through the function's
+    updates of the ref (see `through`). The dependence of the ref's contents on the function's other
+    arguments isn't followed: the rule accounts for all of it.
     """
     [closed] = _jax.jaxprs_in(eqn.params)
     rule = _jax.jvp_rule(eqn.params)
     scope = ctx.scope((closed, args), rules_of=eqn)
     where, n_read = _jax.user_line(eqn), len(scope.read)
 
-    # The lanes' sums are arguments: their tangents, too, are added to.
+    # The refs that lanes accumulate into are arguments, so that their tangents accumulate, too.
     @jax.custom_jvp
-    def call(arrays: Any, state: list[Value], constants: list[Value], sums: list[Any]) -> Any:
+    def call(
+        arrays: list[Value], state: list[Value], constants: list[Value], sums: list[RefLike]
+    ) -> tuple[list[Value], list[Value]]:
         return scope.enter(state, constants, sums).run(closed, merge(args, arrays))
 
     def call_jvp(primals: PyTree, tangents: PyTree) -> Any:
@@ -42,7 +44,7 @@ def discharge_custom_jvp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
         inside = scope.enter(state, constants, sums)
         along = scope.enter(
             [_jax.instantiate(t) for t in state_tangents],
-            # What comes after those of refs are flags, which have no tangents.
+            # After the values of refs come scalars of the lanes, which have no tangents.
             [*map(_jax.instantiate, constant_tangents[:n_read]), *constants[n_read:]],
             [None if _jax.is_symbolic_zero(t) else t for t in sum_tangents],
         )
@@ -83,7 +85,7 @@ def discharge_custom_jvp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
     return out
 
 
-def _zero_tangent(primal: Any) -> Any:
+def _zero_tangent(primal: Value) -> Value:
     if is_smooth(primal):
         return jnp.zeros_like(primal)
     return np.zeros(primal.shape, jax.dtypes.float0)

@@ -16,18 +16,21 @@ from refs._discharge.lanes import Accumulator, Lanes
 from refs._discharge.program import Program, run_in_lanes
 from refs._discharge.registry import register
 from refs._discharge.rule_closures import apply_backward, found_later, gone
-from refs._types import Eqn, PyTree, RefLike, Value
+from refs._origin import Origin
+from refs._types import ClosedJaxpr, DType, Eqn, PyTree, RefLike, Value
 
 
 @register(_jax.custom_vjp_call_p, runs_once=True)
 def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
-    """The state is threaded through the function and through the user's forward rule.
+    """Threads the state through the function and through the user's forward rule.
 
-    The user's backward rule gives the cotangents of the arguments, a ref argument's contents at
-    entry among them, as far as the outputs depend on them. How what refs hold afterwards depends on
-    what they held is followed through what the function does to them; how it depends on the
-    function's arguments isn't: of those, the rule has said all. What the backward rule does to refs
-    happens when the backward pass runs, to the refs themselves, those among its residuals too.
+    The user's backward rule gives the cotangents of the arguments, those of ref arguments' contents
+    at entry included, as far as the outputs depend on them. The dependence of the refs' final
+    contents on their contents at entry is followed through the function's updates (see `through`);
+    their dependence on the function's arguments isn't: the rule accounts for all of it.
+
+    The backward rule touches the refs themselves, those among its residuals too, when the backward
+    pass runs.
     """
     [closed] = _jax.jaxprs_in(eqn.params)
     rule = _jax.vjp_rule(eqn.params)
@@ -43,12 +46,16 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
         k for k, c in enumerate(scope.written) if is_smooth(values[k]) and not scope.is_held(c)
     ]
 
-    # The lanes' sums are arguments: JAX won't have a ref differentiated that a custom function
-    # closes over, and doesn't know that these aren't.
+    # The refs that lanes accumulate into are arguments: JAX refuses to differentiate a ref that a
+    # custom function closes over, and doesn't know that these aren't differentiated.
     @jax.custom_vjp
     def call(
-        arrays: Any, state: list[Value], constants: list[Value], sums: list[Any], paths: Any
-    ) -> Any:
+        arrays: list[Value],
+        state: list[Value],
+        constants: list[Value],
+        sums: list[RefLike],
+        paths: list[tuple[Value, ...]],
+    ) -> tuple[list[Value], list[Value]]:
         return scope.enter(state, constants, sums).run(closed, merge(args, arrays))
 
     def fwd(
@@ -83,12 +90,13 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
         residuals, flags, paths, pull = saved
         out_cts, state_cts = cotangents
         lanes = None if analysis is None else Lanes(analysis, *flags)
-        # JAX asks for no cotangents of what nothing depends on: here, of the outputs themselves.
+        # JAX runs no backward rule if nothing depends on the outputs. Here the state is among the
+        # outputs: only the function's own count.
         is_wanted = not all(map(_jax.is_symbolic_zero, out_cts))
         if not rule.symbolic_zeros:
             out_cts = [_jax.instantiate(ct) for ct in out_cts]
 
-        def run(traced: Any, arrays: list[Value]) -> list[Any]:
+        def run(traced: ClosedJaxpr, arrays: list[Value]) -> list[Value]:
             program = Program.of(traced)
 
             def found(consts: Sequence[Value]) -> list[Any]:
@@ -115,7 +123,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
         of_cells = [ct for ct, c in zip(in_cts, is_cell, strict=True) if c]
         for place, path, ct in zip(places, paths, of_cells, strict=True):
             if ct is not None and place.base is not None:
-                if lanes is not None:  # One of each lane that takes part, whatever it depends on.
+                if lanes is not None:  # Each lane that takes part has one, even if they are equal.
                     ct = lanes.select(jnp.where(lanes.lane, ct, 0), jnp.zeros_like(ct))
                 ct = place.of_base(types[place.base], path, ct)
                 of_values[place.base] = _sum(of_values[place.base], ct)
@@ -135,7 +143,8 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
             None,
         )
 
-    # Always: JAX must be told what is not differentiated, closed-over refs for instance.
+    # Always with symbolic zeros: `rule.fwd` must be told which arguments aren't differentiated,
+    # closed-over refs for instance.
     call.defvjp(fwd, bwd, symbolic_zeros=True)
     paths = [p.path for p in places]
     out, state = call(split(args), scope.state, scope.constants, scope.sums, paths)
@@ -144,21 +153,22 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
 
 
 class _Place(NamedTuple):
-    """Where the contents of a ref argument are.
+    """The place of a ref argument's contents.
 
     Attributes:
-      origin: for messages.
-      base: in which of the values that are state, constants or sums; None if in none.
-      depth: how many of the indices lead there from that value, the last ones.
-      path: the indices of rows that lead there from a whole ref.
-      target: that ref.
+      origin: the ref's, for messages.
+      base: the position, among state, constants and sums, of the value that the contents are in;
+        None if they are in none.
+      depth: the number of indices, the last of `path`, from that value to the contents.
+      path: the indices of rows from the whole ref to the contents, outermost first.
+      target: the whole ref, or None if it is gone when the backward pass runs.
     """
 
-    origin: Any
+    origin: Origin
     base: int | None
     depth: int
-    path: tuple[Any, ...]
-    target: Any
+    path: tuple[Value, ...]
+    target: RefLike
 
     @staticmethod
     def of(scope: Scope, cell: Cell) -> _Place:
@@ -175,15 +185,17 @@ class _Place(NamedTuple):
             path.insert(0, inner.index)
             inner = inner.whole
 
-    def of_base(self, type_of_base: Any, path: Sequence[Any], ct: Value) -> Any:
-        """The cotangent of the whole value, from that of its part here."""
+    def of_base(
+        self, type_of_base: tuple[tuple[int, ...], DType], path: Sequence[Value], ct: Value
+    ) -> Value:
+        """The cotangent of the base, of this shape and dtype: `ct` here, zeros elsewhere."""
         if not self.depth:
             return ct
         shape, dtype = type_of_base
         return jnp.zeros(shape, dtype).at[tuple(path[len(path) - self.depth :])].add(ct)
 
-    def ref(self, path: Sequence[Any], where: str) -> Any:
-        """The ref, for the backward pass."""
+    def ref(self, path: Sequence[Value], where: str) -> RefLike:
+        """The ref, or the view of a row of it, in the backward pass."""
         if self.target is None:
             raise gone(Cell(None, self.origin).describe(), where)
         return self.target.at[tuple(path)] if path else self.target
@@ -191,7 +203,7 @@ class _Place(NamedTuple):
 
 @jax.tree_util.register_static
 class _Argument(NamedTuple):
-    """Among residuals: the `number`-th ref argument."""
+    """Stands, among residuals, for the `number`-th ref argument."""
 
     number: int
 
@@ -200,11 +212,11 @@ def _position(refs: Sequence[RefLike], ref: RefLike) -> int:
     return next(k for k, r in enumerate(refs) if r is ref)
 
 
-def _sum(a: Any, b: Any) -> Any:
+def _sum(a: Value, b: Value) -> Value:
     """The sum of two cotangents, of which None is zero."""
     return b if a is None else a if b is None else a + b
 
 
-def _values(primals: PyTree) -> Any:
-    """The values of a forward rule's arguments, which say whether each is differentiated."""
+def _values(primals: PyTree) -> PyTree:
+    """The values of a forward rule's arguments, in each of which JAX marks if it is perturbed."""
     return jax.tree.map(lambda p: p.value, primals, is_leaf=lambda p: hasattr(p, "perturbed"))

@@ -1,4 +1,4 @@
-"""Rule of `custom_vmap`: it stays one, and the user's batching rule is given refs, too."""
+"""Rule of `custom_vmap`: it stays one, and the user's batching rule gets refs, too."""
 
 from __future__ import annotations
 
@@ -26,8 +26,14 @@ def discharge_custom_vmap(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list
     call = jax.custom_batching.custom_vmap(scope.function(closed, args))
 
     @call.def_vmap
-    def run_rule(size: int, is_batched: Any, arrays: Any, state: Any, constants: Any) -> Any:
-        """The user's rule, over refs that hold what those of all lanes hold."""
+    def run_rule(
+        size: int,
+        is_batched: tuple[list[bool], list[bool], list[bool]],
+        arrays: list[Value],
+        state: list[Value],
+        constants: list[Value],
+    ) -> Any:
+        """Runs the user's rule on refs that hold the contents of all lanes' refs, batched."""
         for a in args:
             if isinstance(a, Row | Accumulator):
                 raise RefValueError(
@@ -44,7 +50,7 @@ def discharge_custom_vmap(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list
         flags = [of_cell.get(a, False) if isinstance(a, Cell) else next(rest) for a in args]
         of_outputs: list[bool] = []
 
-        def over_refs(*operands: Value) -> list[Any]:
+        def over_refs(*operands: Value) -> list[Value]:
             out, of_outputs[:] = rule(size, flags, operands)
             return out
 
@@ -61,7 +67,7 @@ def _what(cell: Cell) -> str:
 
 
 def _abstract(x: Value) -> AbstractArgument:
-    """Stands for a value, or for a ref that holds what a cell does."""
+    """An argument of a trace that stands for a value or, if `x` is a cell, for a ref."""
     if not isinstance(x, Cell):
         return AbstractArgument(_jax.typeof(x))
     return AbstractArgument(RefType.of(_jax.AbstractRef(_jax.typeof(x.read())), x.origin))

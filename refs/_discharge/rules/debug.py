@@ -1,4 +1,4 @@
-"""Rule of `jax.debug.print` and `jax.debug.callback`: they are given what refs hold."""
+"""Rule of `jax.debug.print` and `jax.debug.callback`: they get the values of refs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Rule of JAX's "hi" primitives: what they stand for is discharged in their place."""
+"""Rule of JAX's "hi" primitives: the operations that they expand to are discharged instead."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NoReturn
 
 import jax
 
@@ -18,7 +18,7 @@ from refs.errors import MissingRuleError
 
 @register(_jax.call_hi_primitive_p)
 def discharge_hi_primitive(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
-    def refuse() -> Any:
+    def refuse() -> NoReturn:
         described = next(a.describe() for a in args if isinstance(a, Cell))
         raise MissingRuleError(
             f"the derivative of primitive `{type(eqn.params['_prim']).__name__}` at "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from refs import _jax
 from refs._discharge.cells import Cell
@@ -16,7 +15,7 @@ from refs._types import Eqn, Value
 def discharge_run_state(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     [closed] = _jax.jaxprs_in(eqn.params)
     given = iter(args)
-    cells: list[Any] = []
+    cells: list[Cell] = []
     for var, initialised in zip(closed.jaxpr.invars, eqn.params["is_initialized"], strict=True):
         if initialised:
             arg = next(given)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -12,7 +11,7 @@ from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context, merge, split
 from refs._discharge.registry import register
-from refs._types import Eqn, Value
+from refs._types import Eqn, PyTree, Value
 
 
 def carries(eqn: Eqn) -> tuple[int, int]:
@@ -33,7 +32,7 @@ def discharge_scan(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]
     scope = ctx.scope((p.jaxpr, args))
     constants = scope.constants
 
-    def step(loop: Any, x: Value) -> Any:
+    def step(loop: PyTree, x: PyTree) -> PyTree:
         carry, state = loop
         index, rows = x
         row_args = [a.row(index) if isinstance(a, Cell) else a for a in merge(xs, rows)]

@@ -40,18 +40,20 @@ def discharge_while(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value
     scope = ctx.scope((cond, [*cond_consts, *init]), (body, [*body_consts, *init]))
     constants = scope.constants
 
-    def test(carry: list[Any], state: list[Value]) -> tuple[Any, list[Any]]:
+    def test(carry: list[Value], state: list[Value]) -> tuple[Value, list[Value]]:
         [go_on], state = scope.run(cond, [*cond_consts, *carry], state, constants)
         return go_on, state
 
-    def step(carry: list[Any], state: list[Value]) -> tuple[list[Any], list[Any]]:
+    def step(carry: list[Value], state: list[Value]) -> tuple[list[Value], list[Value]]:
         return scope.run(body, [*body_consts, *carry], state, constants)
 
     all_lanes = ctx.lanes
     if all_lanes is not None and (all_lanes.mask is not None or all_lanes.analysis.diverges(eqn)):
-        # A lane that has come to its end stays as it is while others go on. One that isn't here at
-        # all has nothing to say about when it ends.
-        def going(lanes: Lanes, carry: list[Any], state: list[Value]) -> tuple[Any, list[Any]]:
+        # A lane whose loop has ended keeps its carry while others go on. A lane outside the mask
+        # doesn't keep the loop running.
+        def going(
+            lanes: Lanes, carry: list[Value], state: list[Value]
+        ) -> tuple[Value, list[Value]]:
             inputs = scope.in_lanes(constants, lanes)
             [go_on], state = scope.run(cond, [*cond_consts, *carry], state, inputs)
             return lanes.where(go_on).mask, state
@@ -70,8 +72,8 @@ def discharge_while(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value
             lambda loop: lane_any(loop[0]), masked_step, (mask, init, state)
         )
     elif _writes(cond):
-        # What the predicate writes can only leave the loop as a carry: test after each step, and
-        # once before the first.
+        # Values that the predicate writes can only leave the loop in the carry. So the predicate
+        # runs after each step, and once before the first.
         def tested_step(loop: Any) -> Any:
             _, carry, state = loop
             carry, state = step(carry, state)
