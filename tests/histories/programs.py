@@ -88,7 +88,14 @@ def prepared(
         return lambda pool: run(function, *eval(arguments, {**space, **pool}))
 
     space = eager_modules() if way == "eager" else top_level()
-    function = function_of(space, pool, WAYS[way])
+    run = function_of(space, pool, WAYS[way])
+
+    def function(pool):
+        # A ref that the program makes has to lie where those are that it is used with.
+        [device] = pool[names[0]].sharding.device_set
+        with jax.default_device(device):
+            return run(pool)
+
     return Step(program, tuple(names), function, function_of(oracle.namespace(), models, eager))
 
 
