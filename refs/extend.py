@@ -1,7 +1,7 @@
 """For rule authors: how to discharge a primitive of your own that takes refs.
 
-A rule is a function of the interpretation under way, the equation, and its operands: an array
-operand is a value, a ref operand a `Cell`, to be read and written. It returns a list of values.
+A rule is a function of the current interpretation, the equation, and its operands: an array operand
+is a value, a ref operand a `Cell`, which the rule reads and writes. It returns a list of values.
 
     from refs import extend
 
@@ -11,8 +11,8 @@ operand is a value, a ref operand a `Cell`, to be read and written. It returns a
         cell.write(cell.read() * factor)
         return []
 
-A primitive with a jaxpr among its parameters runs it as a pure function through a scope: the
-values of the cells that the jaxpr writes go in as state, and their new values come out.
+If the primitive has a jaxpr among its parameters, the rule runs it as a pure function, through a
+scope: the values of the cells that the jaxpr writes go in as state, and their new values come out.
 
     @extend.register(my_call_p)  # runs its jaxpr once
     def discharge_my_call(ctx, eqn, args):
@@ -44,17 +44,17 @@ from refs._tracing.facts import Facts as Facts
 from refs._tracing.facts import inner_calls
 from refs._tracing.touch import Touch as Touch
 from refs._tracing.touch_analysis import touches_of
-from refs._types import Eqn, Value
+from refs._types import Eqn, Primitive, Value
 
 
-def register(*primitives: Any, **facts: Any) -> Callable[[Rule], Rule]:
+def register(*primitives: Primitive, **facts: Any) -> Callable[[Rule], Rule]:
     """Registers the decorated rule for primitives, and returns it unchanged.
 
-    Keywords say what else is known of them, where JAX can't know it: those are the attributes of
-    `Facts`, such as `touch`, `inner`, `runs_once` and `can_fail`.
+    The keywords are the attributes of `Facts`, such as `touch`, `inner`, `runs_once` and
+    `can_fail`: facts about the primitives that JAX doesn't know.
 
-    In `refs.vmap`, where lanes go different ways, all of them run the rule; what it writes counts
-    for those that are meant.
+    In `refs.vmap`, where lanes take different branches, the rule runs in all lanes, and its writes
+    take effect in those that take the branch.
     """
 
     def registering(rule: Rule) -> Rule:
@@ -65,9 +65,10 @@ def register(*primitives: Any, **facts: Any) -> Callable[[Rule], Rule]:
 
 
 def _guarded(rule: Rule) -> Rule:
-    """A rule that writes only what counts, and only what the analysis takes to be written.
+    """The rule, which may not write refs that the primitive only reads.
 
-    Where lanes have parted, all of them run it; what it writes counts for those that are meant.
+    Where lanes have diverged, it runs in all of them, and its writes take effect in those that take
+    part.
     """
 
     @functools.wraps(rule)
@@ -94,7 +95,7 @@ def _masked(ctx: Context, args: Sequence[Value]) -> Iterator[None]:
 
 @contextmanager
 def _sealed(eqn: Eqn, args: Sequence[Value]) -> Iterator[None]:
-    """Meanwhile nothing can be written that is only read by what the primitive's effects say."""
+    """Meanwhile the refs that the primitive only reads, by its effects or facts, refuse writes."""
     if any(True for _ in inner_calls(eqn)):
         yield
         return

@@ -1,9 +1,9 @@
-"""The only door to JAX's private names, and the only place where its versions differ.
+"""The only package that uses JAX's private names, or depends on JAX's version.
 
 Everything that `refs` takes from `jax._src` is imported in this folder under a plain name, and
 every difference between the oldest supported JAX (0.10.2) and the newest is decoded here, so that
-the rest of the library reads one vocabulary. `tests/test_jax.py` checks each name and each decoded
-parameter, and says which one broke.
+the rest of the library uses one vocabulary. `tests/jax/test_jax.py` checks each name and each
+decoded parameter, and says which one broke.
 """
 
 from refs._jax.callbacks import *  # noqa: F403

@@ -19,10 +19,10 @@ __all__ = [
     "register_native_discharge", "varying_over",
 ]  # fmt: skip
 
-# What `io_callback` of JAX has: the call isn't left out, nor repeated.
+# The effect of JAX's `io_callback`: JAX and XLA neither drop nor repeat a call that has it.
 io_effect = callback._IOEffect
 
-# Handlers that jaxlib has registered: each is given views of XLA's own buffers.
+# The custom-call handlers that jaxlib registers: each gets views of XLA's own buffers.
 _TARGETS = {
     "cpu": "xla_buffer_python_cpu_callback",
     "cuda": "xla_buffer_python_gpu_callback",
@@ -31,13 +31,13 @@ _TARGETS = {
 
 
 def read_and_write(n: int) -> set[Any]:
-    """The effects of an equation that reads and writes the refs that are its first operands."""
+    """The effects of an equation that reads and writes its first `n` operands, which are refs."""
     kinds = (_state_types.ReadEffect, _state_types.WriteEffect)
     return {kind(k) for k in range(n) for kind in kinds}
 
 
-def varying_over(aval: Aval, operands: Sequence[Value]) -> Any:
-    """The type, varying over the devices of a `shard_map` as any of the operands' types does."""
+def varying_over(aval: Aval, operands: Sequence[Aval]) -> Aval:
+    """`aval`, varying over each axis of a `shard_map` that an operand's type varies over."""
     operands = [getattr(x, "inner_aval", x) for x in operands]
     varying = [x for x in operands if hasattr(x, "mat") and x.mat.varying]
     if not varying:
@@ -51,13 +51,13 @@ def varying_over(aval: Aval, operands: Sequence[Value]) -> Any:
 
 
 def register_native_discharge(primitive: Primitive, discharge: Callable[..., Any]) -> None:
-    """How JAX's own transformations discharge a primitive whose first operands are refs.
+    """Registers how JAX's own transformations discharge a primitive whose first operands are refs.
 
-    `discharge(*values, **params)` gives what the refs hold afterwards, then the results.
+    `discharge(*values, **params)` returns the refs' new contents, then the results.
     """
 
     def rule(*args: Any, **params: Any) -> Any:
-        # First come the types, (inputs, outputs) in the oldest JAX, one context in the newest.
+        # The types come first: (inputs, outputs) in the oldest JAX, one context in the newest.
         is_one = hasattr(args[0], "out_avals")
         out_avals, values = (args[0].out_avals, args[1:]) if is_one else (args[1], args[2:])
         out = discharge(*values, **params)
@@ -67,12 +67,12 @@ def register_native_discharge(primitive: Primitive, discharge: Callable[..., Any
     _discharge.register_discharge_rule(primitive)(rule)
 
 
-def array_type(shape: Sequence[int], dtype: DType) -> Any:
+def array_type(shape: Sequence[int], dtype: DType) -> Aval:
     return core.ShapedArray(tuple(shape), np.dtype(dtype))
 
 
 def refuse_derivatives(primitive: Primitive, refuse: Callable[..., Any]) -> None:
-    """Calls `refuse(**params)`, which raises, where a primitive would be differentiated."""
+    """Makes JAX call `refuse(**params)`, which raises, where it would differentiate a primitive."""
 
     def rule(*_: Any, **params: Any) -> Any:
         return refuse(**params)
@@ -87,14 +87,15 @@ def register_host_lowering(
     staged: Callable[..., Any],
     check: Callable[..., Any],
 ) -> None:
-    """Lowers a primitive to a call of Python on XLA's own buffers, where there is such a call.
+    """Registers a lowering to a call of Python on XLA's own buffers, on platforms that have one.
 
     Args:
-      on_buffers: gives, from the platform, the types of the operands and the parameters, a
-        function of a context and of the buffers of all operands and results, and how many of the
-        first operands are results as well; None instead where `staged` must do.
-      staged: a JAX function of the operands, which does the same by JAX's own callbacks.
-      check: called with the number of devices that the program runs on, and the parameters.
+      on_buffers: called with the platform, the operands' types and, as keywords, the parameters. It
+        returns a function of a context and the buffers of all operands and results, and the number
+        of first operands whose memory the first results share; or None, to use `staged`.
+      staged: a JAX function of the operands that does the same through JAX's own callbacks.
+      check: called with the number of devices that XLA spreads the operation over, and the
+        parameters. It may raise.
     """
 
     def lower(ctx: Any, *operands: Value, **params: Any) -> Any:
@@ -107,8 +108,8 @@ def register_host_lowering(
             return mlir.lower_fun(staged, multiple_results=True)(ctx, *operands, **params)
         handler, n_aliased = found
         ctx.module_context.add_host_callback(handler)
-        # Layouts are left to XLA: with those that JAX would ask for, it copies what the device has
-        # written before the call. On CPU there is only one.
+        # On CPU, where there is only one layout, none is given: with those that JAX would ask for,
+        # XLA copies what the device has written before the call.
         rule = ffi.ffi_lowering(
             _TARGETS[platform],
             has_side_effect=True,
@@ -122,7 +123,7 @@ def register_host_lowering(
 
 
 def _devices_outside_shard_map(ctx: Any) -> int:
-    """How many devices XLA spreads the operation over; 1 where `shard_map` has."""
+    """The number of devices that XLA spreads the operation over; 1 where `shard_map` does it."""
     context = ctx.module_context.axis_context
     if isinstance(context, sharding_impls.SPMDAxisContext):
         mesh = context.mesh

@@ -1,4 +1,4 @@
-"""Jaxprs and equations: looking into them, making them, evaluating them."""
+"""Functions that inspect, build and evaluate jaxprs and equations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax._src import core, hijax, source_info_util
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 
-from refs._types import Aval, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
+from refs._types import Atom, Aval, Buffer, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 
 __all__ = [
     "any_equation", "as_array", "as_closed", "at_source_of", "bind", "bind_eqn", "called_by",
@@ -28,16 +28,16 @@ _HiPrimitive: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimi
 
 
 def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
-    """A jaxpr with its constants. Those that it lacks become inputs, as on the newest JAX."""
+    """A closed jaxpr. Constant variables of an open one become inputs, as on the newest JAX."""
     if isinstance(jaxpr, ClosedJaxpr):
         return jaxpr
     if jaxpr.constvars:
         jaxpr = _partial_eval.convert_constvars_jaxpr(jaxpr)
-    closed: Any = ClosedJaxpr  # Two versions of JAX, two signatures.
+    closed: Any = ClosedJaxpr  # Its signature differs between versions.
     return closed(jaxpr, ())
 
 
-def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
+def jaxprs_in(params: dict[str, Any]) -> Iterator[ClosedJaxpr]:
     """The closed jaxprs among an equation's parameters, and among those of a "hi" primitive."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
@@ -47,9 +47,11 @@ def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
                 yield from jaxprs_in(item.params)
 
 
-def split_params(params: dict[str, Any]) -> tuple[list[Any], tuple[Any, ...]]:
-    """The jaxprs among an operation's parameters, as the objects that they are, and the rest."""
-    jaxprs: list[Any] = []
+def split_params(
+    params: dict[str, Any],
+) -> tuple[list[Jaxpr | ClosedJaxpr], tuple[tuple[str, Any], ...]]:
+    """The jaxprs among an operation's parameters, the same objects, and the rest, for a key."""
+    jaxprs: list[Jaxpr | ClosedJaxpr] = []
     rest: list[tuple[str, Any]] = []
     for name, value in params.items():
         items = value if isinstance(value, tuple | list) else (value,)
@@ -59,8 +61,8 @@ def split_params(params: dict[str, Any]) -> tuple[list[Any], tuple[Any, ...]]:
     return jaxprs, tuple(rest)
 
 
-def replace_jaxpr(params: dict[str, Any], new: Any, more_outputs: int) -> dict[str, Any]:
-    """The parameters of a one-jaxpr call with that jaxpr replaced by one with more outputs."""
+def replace_jaxpr(params: dict[str, Any], new: ClosedJaxpr, more_outputs: int) -> dict[str, Any]:
+    """The parameters of a call with one jaxpr, replaced by `new`, which has more outputs."""
     [key] = [k for k, v in params.items() if isinstance(v, Jaxpr | ClosedJaxpr)]
     params = {**params, key: new}
     if "out_memory_spaces" in params:
@@ -73,14 +75,14 @@ def bind_eqn(eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     return bind(eqn.primitive, args, eqn.params)
 
 
-def bind(primitive: Primitive, args: Sequence[Value], params: dict[str, Any]) -> list[Any]:
+def bind(primitive: Primitive, args: Sequence[Value], params: dict[str, Any]) -> list[Value]:
     """Evaluates a primitive, given its parameters as they stand in an equation."""
     out = primitive.bind(*args, **primitive.get_bind_params(params))
     return list(out) if primitive.multiple_results else [out]
 
 
-def eval_jaxpr(closed: ClosedJaxpr, consts: Sequence[Value], args: Sequence[Value]) -> list[Any]:
-    """Evaluates a jaxpr as it is, with other constants than its own."""
+def eval_jaxpr(closed: ClosedJaxpr, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
+    """Evaluates a jaxpr as it is, with `consts` in place of its own constants."""
     return core.eval_jaxpr(closed.jaxpr, consts, *args)
 
 
@@ -101,12 +103,12 @@ def user_line(eqn: Eqn) -> str:
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else "an unknown line"
 
 
-def captured(traced: Any) -> Sequence[Any]:
-    """The values of an enclosing trace that are the first operands of a stage of JAX's jit."""
+def captured(traced: Any) -> Sequence[Value]:
+    """The values of an enclosing trace that are the first operands of a `jax.stages.Traced`."""
     return traced._consts
 
 
-def any_equation(closed: ClosedJaxpr, test: Callable[[Any], bool]) -> bool:
+def any_equation(closed: ClosedJaxpr, test: Callable[[Eqn], bool]) -> bool:
     """Whether an equation of a jaxpr, or of one in it, passes the test."""
     return any(
         test(eqn) or any(any_equation(inner, test) for inner in jaxprs_in(eqn.params))
@@ -115,48 +117,51 @@ def any_equation(closed: ClosedJaxpr, test: Callable[[Any], bool]) -> bool:
 
 
 def is_called_callback(primitive: Primitive) -> bool:
-    """Whether a primitive calls Python, or what isn't XLA's. Only its name says so."""
+    """Whether a primitive calls Python, or other code outside XLA. Only its name tells."""
     return "callback" in primitive.name or primitive.name in ("debug_print", "ffi_call")
 
 
-def as_array(x: Value) -> Any:
-    """`jnp.asarray(x)`, which makes an operation of it where a tracer is an array already."""
+def as_array(x: Value) -> jax.Array:
+    """`jnp.asarray(x)`, without the operation that this adds for a tracer, an array already."""
     return x if isinstance(x, jax.Array) else jax.numpy.asarray(x)
 
 
-def strong(x: Value) -> Any:
+def strong(x: Value) -> jax.Array:
     """`x` as an array that is not weakly typed."""
     x = as_array(x)
-    weak = getattr(x, "weak_type", False)  # PRNG keys don't say.
+    weak = getattr(x, "weak_type", False)  # PRNG keys don't have it.
     return jax.lax.convert_element_type(x, x.dtype) if weak else x
 
 
-def typed_like(x: Value, example: Any) -> Any:
-    """`x` in the dtype of `example`, and weakly typed where that is."""
+def typed_like(x: Value, example: Value) -> Value:
+    """`x` in the dtype of `example`, weakly typed if `example` is."""
     kind: Any = core.typeof(example)
     return _lax._convert_element_type(x, kind.dtype, getattr(kind, "weak_type", False))
 
 
-def one_vjp(value: Value) -> Any:
-    """The cotangent of a scalar that is differentiated: one, sharded as its cotangents are."""
+def one_vjp(value: Value) -> Value:
+    """The cotangent 1 of a differentiated scalar, sharded as the scalar's cotangents are."""
     return _lax._one_vjp(value)
 
 
-def vary_as(x: Value, example: Any) -> Any:
+def vary_as(x: Value, example: Value) -> Value:
     """`x`, varying over the devices of a `shard_map` as `example` does."""
     return _api._insert_pvary(x, example)
 
 
 def forget_fast_path(compiled: Any) -> None:
-    """Makes the next call of a `jax.jit` find its program again, which is still compiled.
+    """Makes the next call of a `jax.jit` function look up its program, which stays compiled.
 
     `clear_cache` would throw away the traces of all functions.
     """
     compiled._clear_cache()
 
 
-def commit(x: Value) -> Any:
-    """The same buffer, committed to its device if those of JAX's own refs are: JAX compares."""
+def commit(x: Value) -> Buffer:
+    """The same buffer, committed to its device if those of JAX's own refs are.
+
+    The cache keys of `jax.jit` contain whether an argument is committed.
+    """
     if x.committed or not _refs_are_committed():
         return x
     return jax.device_put(x, x.sharding)
@@ -167,37 +172,37 @@ def _refs_are_committed() -> bool:
     return core.new_ref(jax.numpy.zeros(()))._refs._buf.committed  # in the newest JAX
 
 
-def new_var(aval: Aval) -> Any:
-    """A variable of a jaxpr that is put together by hand."""
+def new_var(aval: Aval) -> Atom:
+    """A new variable, for a jaxpr that is built by hand."""
     return core.Var(aval)
 
 
-def called_by(eqn: Eqn, call: Any, name: str) -> Any:
-    """An equation of a call's jaxpr as it stands where the call was."""
+def called_by(eqn: Eqn, call: Eqn, name: str) -> Eqn:
+    """An equation of a call's jaxpr, to be inlined: the call's name scope is put around its own."""
     stack = call.source_info.name_stack.extend(name) + eqn.source_info.name_stack
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
 
 
-def with_equations(jaxpr: Jaxpr | ClosedJaxpr, fun: Callable[[Any], Any]) -> Any:
-    """`fun` of a jaxpr, with the constants that it has."""
+def with_equations(jaxpr: Jaxpr | ClosedJaxpr, fun: Callable[[Jaxpr], Jaxpr]) -> Any:
+    """`fun(jaxpr)`, where `fun` gets the open jaxpr. A closed jaxpr keeps its constants."""
     if isinstance(jaxpr, ClosedJaxpr):
         new = fun(jaxpr.jaxpr)
         return jaxpr if new is jaxpr.jaxpr else jaxpr.replace(jaxpr=new)
     return fun(jaxpr)
 
 
-def map_jaxprs(eqn: Eqn, fun: Callable[[Any], Any]) -> Any:
-    """The equation with `fun` of each jaxpr among its parameters."""
+def map_jaxprs(eqn: Eqn, fun: Callable[[Jaxpr], Jaxpr]) -> Eqn:
+    """The equation with `fun(jaxpr)` in place of each jaxpr among its parameters."""
     return map_closed(eqn, lambda jaxpr: with_equations(jaxpr, fun))
 
 
-def map_closed(eqn: Eqn, fun: Callable[[Any], Any]) -> Any:
-    """`map_jaxprs`, but with what a jaxpr is there: with its constants, if it is closed."""
+def map_closed(eqn: Eqn, fun: Callable[[Any], Any]) -> Eqn:
+    """`map_jaxprs`, but `fun` gets closed jaxprs with their constants."""
 
-    def mapped(value: Value) -> Any:
+    def mapped(value: Any) -> Any:
         return fun(value) if isinstance(value, Jaxpr | ClosedJaxpr) else value
 
-    def all_mapped(value: Value) -> Any:
+    def all_mapped(value: Any) -> Any:
         if not isinstance(value, tuple | list):
             return mapped(value)
         make = getattr(type(value), "_make", type(value))  # of a named tuple
@@ -211,5 +216,5 @@ def map_closed(eqn: Eqn, fun: Callable[[Any], Any]) -> Any:
     return eqn.replace(params={**eqn.params, **new})
 
 
-def is_zero_literal(literal: Any) -> bool:
+def is_zero_literal(literal: Atom) -> bool:
     return not np.issubdtype(literal.aval.dtype, np.bool_) and bool(literal.val == 0)

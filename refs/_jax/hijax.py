@@ -1,4 +1,4 @@
-"""JAX's "hi" primitives: what they stand for, in terms of others."""
+"""JAX's "hi" primitives, expanded to the operations that they stand for."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ __all__ = [
 
 call_hi_primitive_p = hijax.call_hi_primitive_p
 
-# `checkpoint`, where JAX is asked to make one of it, and `custom_root`, in the newest JAX.
+# The newest JAX makes a hi primitive of `custom_root`, and of `checkpoint` if configured so.
 _CHECKPOINT: Any = getattr(ad_checkpoint, "RematTraced", ())
 _ROOT: Any = getattr(solves, "CustomRoot", ())
-# What the derivative of a `custom_root` is made of: its own derivative is that of what it does.
+# A part of the derivative of a `custom_root`. Its own derivative is that of its expansion.
 _DERIVED: Any = getattr(solves, "_RootLinearMap", ())
 
 
-def hi_function(eqn: Eqn, refuse: Callable[[], Any]) -> Callable[..., list[Any]]:
-    """What a hi primitive does, as a function of its flat operands, refs among them.
+def hi_function(eqn: Eqn, refuse: Callable[[], Any]) -> Callable[..., list[Value]]:
+    """The expansion of a hi primitive, as a function of its flat operands, refs among them.
 
-    Where its derivative would be another than that of what it does, `refuse` is called, to raise.
+    Where the primitive's derivative may differ from that of its expansion, differentiating the
+    function calls `refuse`, which raises.
     """
     prim = eqn.params["_prim"]
 
-    def expanded(*args: Any) -> list[Any]:
+    def expanded(*args: Any) -> list[Value]:
         return jax.tree.leaves(prim.expand(*jax.tree.unflatten(prim.in_tree, args)))
 
     if isinstance(prim, _CHECKPOINT):
@@ -50,8 +51,11 @@ def hi_function(eqn: Eqn, refuse: Callable[[], Any]) -> Callable[..., list[Any]]
     return call
 
 
-def _root_rule(prim: Any, call: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    """The implicit function theorem: as `CustomRoot.lin`, with refs among the operands."""
+def _root_rule(prim: Any, call: Callable[..., Any]) -> Callable[[PyTree, PyTree], Any]:
+    """The JVP rule of `custom_root`: the implicit function theorem.
+
+    It works like `CustomRoot.lin`, with refs among the operands.
+    """
 
     def rule(primals: PyTree, tangents: PyTree) -> Any:
         out = call(*primals)
@@ -80,13 +84,13 @@ def _is_ref(x: Value) -> bool:
     return is_ref_type(core.typeof(x))
 
 
-def _value(x: Value) -> Any:
+def _value(x: Value) -> Value:
     return x[...] if _is_ref(x) else x
 
 
 @contextlib.contextmanager
 def without_hi_primitives() -> Iterator[None]:
-    """Meanwhile JAX makes none of `checkpoint` and of custom rules, whatever it is asked to."""
+    """Meanwhile JAX makes no hi primitives of `checkpoint` and custom rules, however configured."""
     with contextlib.ExitStack() as stack:
         for name in ("remat3", "custom_jvp3", "custom_vjp3"):
             switch = getattr(config, name, None)
@@ -96,15 +100,15 @@ def without_hi_primitives() -> Iterator[None]:
 
 
 def is_of_hi_type(x: Value) -> bool:
-    """Whether it is of a type of the user's, which has neither shape nor dtype."""
+    """Whether `x` has a type of the user's, without shape and dtype."""
     return core.typeof(x).is_high and not _is_ref(x)
 
 
 def is_axis(x: Value) -> bool:
-    """Whether `jax.vmap` takes it for the place of an axis: an integer, or what a type says."""
+    """Whether `jax.vmap` takes `x` for an axis: an integer, or the spec of a user's type."""
     return type(x) is int or type(x) in batching.spec_types or isinstance(x, hijax.MappingSpec)
 
 
 def has_its_own_axes(x: Value) -> bool:
-    """Whether it is an argument or an axis of a type that says itself how it is mapped."""
+    """Whether `x` is an argument of a type that defines how it is mapped, or such a type's spec."""
     return batching.is_vmappable(x) or (is_axis(x) and type(x) is not int)

@@ -39,7 +39,18 @@ from jax._src.state.types import WriteEffect as WriteEffect
 from jax._src.state.utils import bitcast as bitcast
 
 from refs._jax.primitives import passing_primitives
-from refs._types import Aval, Buffer, ClosedJaxpr, DType, Primitive, RefLike, Sharding, Value
+from refs._types import (
+    Atom,
+    Aval,
+    Buffer,
+    ClosedJaxpr,
+    DType,
+    Jaxpr,
+    Primitive,
+    RefLike,
+    Sharding,
+    Value,
+)
 
 __all__ = [
     "AbstractRef", "AccumEffect", "ArrayImpl", "BitcastTransform", "DistinctIndexer",
@@ -76,11 +87,11 @@ fun_name = util.fun_name
 
 
 def at_top_level() -> bool:
-    """True when nothing is being traced: operations run at once."""
+    """Whether nothing is being traced, so that operations run at once."""
     return core.trace_ctx.is_top_level()
 
 
-# `trace_state.value is eval_trace` says the same in a tenth of the time: it is asked at each call.
+# `trace_state.value is eval_trace` is the same test in a tenth of the time; each call needs it.
 trace_state = core.trace_state_strong_ref
 eval_trace = core.eval_trace
 
@@ -89,10 +100,15 @@ def current_trace() -> Any:
     return core.trace_ctx.trace
 
 
-def name_arguments(fun: Callable[..., Any], args: Any, kwargs: Any, tracers: Sequence[Any]) -> None:
-    """Lets JAX's errors name a user's function and its arguments, where one of ours is traced.
+def name_arguments(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    tracers: Sequence[Value],
+) -> None:
+    """Makes JAX's errors name a user's function and its arguments while a wrapper is traced.
 
-    `tracers` are the arguments of ours, and the leaves of `args` and `kwargs` that aren't static.
+    `tracers` are the wrapper's arguments, the leaves of `args` and `kwargs` that aren't static.
     """
     frame = getattr(current_trace(), "frame", None)
     if frame is None or frame.debug_info is None:
@@ -113,8 +129,8 @@ def trace_of(tracer: Tracer) -> Any:
     return tracer._trace
 
 
-def native_buffer(ref: RefLike) -> Any:
-    """What one of JAX's own handles holds. Raises if it has ended."""
+def native_buffer(ref: RefLike) -> Buffer:
+    """The array that one of JAX's own handles holds. Raises if the handle has ended."""
     return ref._refs._buf
 
 
@@ -130,16 +146,16 @@ debug_nans = config.debug_nans
 debug_infs = config.debug_infs
 
 
-def trace_context() -> Any:
-    """What a trace depends on besides its arguments: x64, default precision, the mesh …"""
+def trace_context() -> tuple[Any, ...]:
+    """The settings that a trace depends on besides its arguments: x64, precision, the mesh …"""
     return config.trace_context()
 
 
-def context_in_jit() -> Any:
+def context_in_jit() -> list[Any]:
     """`trace_context`, without the mesh that JAX's jit itself sets when it traces."""
     meshes = (jax.sharding.AbstractMesh, jax.sharding.Mesh)
     context = [x for x in config.trace_context() if not isinstance(x, meshes)]
-    # What a module adds that is imported meanwhile, Pallas' interpreter for one, comes last.
+    # A module that is imported meanwhile, such as Pallas' interpreter, adds settings at the end.
     while context and context[-1] in (None, False):
         context.pop()
     return context
@@ -152,10 +168,10 @@ class TypeInJit(NamedTuple):
     sharding: Sharding | None
 
 
-def type_in_jit(x: Value) -> Any:
-    """The type of an argument of JAX's jit: where that says how it is sharded, all of it."""
+def type_in_jit(x: Value) -> TypeInJit | Aval:
+    """The type of an argument of JAX's jit, with the sharding if that is part of the type."""
     aval: Aval = core.shaped_abstractify(x)
-    if aval.is_high:  # A type of the user's is what it is.
+    if aval.is_high:  # a type of the user's
         return aval
     explicit = aval.sharding if has_explicit_sharding(aval) else None
     return TypeInJit(aval.shape, aval.dtype, aval.weak_type, explicit)
@@ -179,29 +195,29 @@ def is_key(dtype: DType) -> bool:
     return isinstance(dtype, prng.KeyTy)
 
 
-def unwrap_keys(x: Value) -> Any:
-    """The array of bits that an array of PRNG keys is made of, the very one; others are themselves.
+def unwrap_keys(x: Value) -> Value:
+    """The bits of an array of PRNG keys, `[*x.shape, *key_shape]`, the same object; else `x`.
 
-    Made and taken apart in Python, an array of keys is nothing that a compiled call should return.
+    Compiled calls return bits, because Python code makes an array of keys and takes it apart.
     """
     if not is_key(getattr(x, "dtype", None)):
         return x
     return x._base_array if isinstance(x, prng.PRNGKeyArray) else prng.random_unwrap(x)
 
 
-def wrap_keys(x: Value, dtype: DType) -> Any:
+def wrap_keys(x: Value, dtype: DType) -> Value:
     """The inverse of `unwrap_keys`."""
     return prng.random_wrap(x, impl=dtype._impl) if is_key(dtype) else x
 
 
-def var_of(tracer: Tracer) -> Any:
+def var_of(tracer: Tracer) -> Atom | None:
     """The variable or literal of a jaxpr that a tracer of its trace stands for, or None."""
     var = getattr(tracer, "val", None)
     return var if isinstance(var, core.Var | Literal) else None
 
 
-def passed_on(ref: RefLike) -> Any:
-    """The ref that a tracer is another name for, given to it by a `passing_primitive`."""
+def passed_on(ref: RefLike) -> RefLike:
+    """The ref that `passing_primitives` took and returned as `ref`; `ref` itself if none did."""
     while (eqn := getattr(ref, "parent", None)) is not None and (
         eqn.primitive in passing_primitives
     ):
@@ -210,8 +226,8 @@ def passed_on(ref: RefLike) -> Any:
     return ref
 
 
-def retype(ref: RefLike, wrap: Callable[[Any], Any]) -> Any:
-    """Gives a ref that JAX has made in a trace our ref type: `wrap` of the type that it has."""
+def retype(ref: RefLike, wrap: Callable[[Aval], Aval]) -> RefLike:
+    """Gives a ref that JAX made in a trace this library's ref type: `wrap` of its present type."""
     if not isinstance(ref, core.Tracer):
         ref._aval = wrap(ref._aval)
         return ref
@@ -224,7 +240,7 @@ def retype(ref: RefLike, wrap: Callable[[Any], Any]) -> Any:
     return ref
 
 
-def varying_like(ref: RefLike, value: Value) -> Any:
+def varying_like(ref: RefLike, value: Value) -> Value:
     """`value`, varying over the devices of a `shard_map` as the ref that it is written to does."""
     # The oldest JAX does this itself when it must.
     cast = getattr(_state, "_insert_pvary_for_write", None)
@@ -232,7 +248,7 @@ def varying_like(ref: RefLike, value: Value) -> Any:
 
 
 def varying_axes(x: Value) -> frozenset[Any]:
-    """The axes of a `shard_map` that a value, what a ref holds or a type says varies over."""
+    """The axes of a `shard_map` that a value, a ref's contents or a type varies over."""
     aval = x if isinstance(x, core.AbstractValue) else typeof(x)
     mat = getattr(getattr(aval, "inner_aval", aval), "mat", None)
     return mat.varying if mat is not None else frozenset()
@@ -259,10 +275,10 @@ def is_ref_type(aval: Aval) -> bool:
     return isinstance(aval, AbstractRef)
 
 
-def register_ref_type(ref_type: type, wrap: Callable[[Any, Any], Any]) -> None:
-    """Makes `ref_type`, a subclass of AbstractRef, pass wherever JAX looks types up by class.
+def register_ref_type(ref_type: type, wrap: Callable[[Aval, Aval], Aval]) -> None:
+    """Registers `ref_type`, a subclass of AbstractRef, wherever JAX looks types up by class.
 
-    `wrap(type, source)` makes one of them of what JAX derives from another, `source`.
+    JAX derives a type from `source`, a `ref_type`: `wrap(type, source)` makes a `ref_type` of it.
     """
 
     def wrapping(handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -290,25 +306,25 @@ def register_handle(handle: type, buffers_of: Callable[[Sequence[Any]], list[Any
     _pxla.shard_arg_handlers[handle] = shard_handles
 
 
-def refuse_placement(ref_type: type, refuse: Callable[[Any], Any]) -> None:
-    """Calls `refuse(type)`, which raises, where JAX would put a handle of that type somewhere."""
+def refuse_placement(ref_type: type, refuse: Callable[[Aval], Any]) -> None:
+    """Makes JAX call `refuse(type)`, which raises, where it would place a handle on a device."""
     _pxla.global_result_handlers[ref_type] = lambda aval, *_: refuse(aval)
 
 
-def register_type_of(kind: type, aval_of: Callable[[Any], Any]) -> None:
-    """Makes `jax.typeof(x)` of an object of this kind `aval_of(x)`."""
+def register_type_of(kind: type, aval_of: Callable[[Any], Aval]) -> None:
+    """Makes `jax.typeof(x)` return `aval_of(x)` for objects of the class `kind`."""
     core.pytype_aval_mappings[kind] = aval_of
 
 
 @jax.tree_util.register_pytree_node_class
 class DistinctIndexer(NDIndexer):
-    """JAX's indexer, where the constants in it tell that it names no element twice."""
+    """JAX's indexer, if its constants show that it names no element twice."""
 
     __slots__ = ()
 
 
 def def_effectful_abstract_eval(primitive: Primitive) -> Callable[..., Any]:
-    """Registers the types of a primitive's outputs, and the effects that it has."""
+    """A decorator: registers a function that returns a primitive's output types and effects."""
     return primitive.def_effectful_abstract_eval
 
 
@@ -322,13 +338,13 @@ def register_batching(primitive: Primitive, rule: Callable[..., Any]) -> None:
 
 
 def register_lowering(primitive: Primitive, fun: Callable[..., Any]) -> None:
-    """Gives a primitive the meaning of a JAX function, run op by op and compiled."""
+    """Defines a primitive with one result by a JAX function, both op by op and compiled."""
     primitive.def_impl(fun)
     mlir.register_lowering(primitive, mlir.lower_fun(fun, multiple_results=False))
 
 
 def register_call_batching(primitive: Primitive) -> None:
-    """Batches a primitive that calls its `jaxpr` by batching that."""
+    """Registers batching of a primitive that calls its `jaxpr`: the jaxpr is batched."""
 
     def batch(axis_data: Any, args: Any, axes: Any, *, jaxpr: ClosedJaxpr) -> Any:
         batched, is_batched = batching.batch_jaxpr_axes(
@@ -340,8 +356,8 @@ def register_call_batching(primitive: Primitive) -> None:
     batching.fancy_primitive_batchers[primitive] = batch
 
 
-def register_call_lowering(primitive: Primitive, rewrite: Callable[[Any, bool], Any]) -> None:
-    """Lowers a primitive as a call of its `jaxpr`, rewritten for the platform (is it a CPU?)."""
+def register_call_lowering(primitive: Primitive, rewrite: Callable[[Jaxpr, bool], Jaxpr]) -> None:
+    """Lowers a primitive with the parameter `jaxpr` to a call of `rewrite(jaxpr, on_cpu)`."""
 
     def lower(ctx: Any, *args: Any, jaxpr: ClosedJaxpr) -> Any:
         on_cpu = set(ctx.module_context.platforms) == {"cpu"}
@@ -353,9 +369,9 @@ def register_call_lowering(primitive: Primitive, rewrite: Callable[[Any, bool], 
 
 
 def register_call_to_lojax(primitive: Primitive) -> None:
-    """Lowers the "hi" primitives and types in the `jaxpr` of a primitive, where JAX wants that."""
+    """Registers how JAX lowers the "hi" primitives and types in the `jaxpr` of a primitive."""
 
-    def to_lojax(*args: Any, jaxpr: ClosedJaxpr) -> list[Any]:
+    def to_lojax(*args: Any, jaxpr: ClosedJaxpr) -> list[Value]:
         lowered = _partial_eval.lower_jaxpr2(jaxpr)
         low_args = [
             x for aval, arg in zip(jaxpr.in_avals, args, strict=True) for x in aval.lower_val(arg)

@@ -1,4 +1,4 @@
-"""Parameters of equations whose spelling depends on the version."""
+"""Decodes parameters of equations whose names or form depend on JAX's version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax._src import linear_util as lu
 from refs._jax.equations import as_closed
 from refs._jax.names import zeros_like_aval
 from refs._jax.primitives import custom_jvp_call_p, custom_vjp_call_p
-from refs._types import Atom, ClosedJaxpr, Eqn, Sharding, Value
+from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, Sharding, Value
 
 __all__ = [
     "JitParams", "can_accumulate_gradients", "forward_rule", "has_rules", "instantiate",
@@ -53,7 +53,7 @@ class JitParams(NamedTuple):
     name: str
     inline: Any
     keep_unused: bool
-    in_shardings: tuple[Any, ...]
+    in_shardings: tuple[Any, ...]  # each a `Sharding`, or JAX's mark for an unspecified one
     out_shardings: tuple[Any, ...]
     compiler_options: dict[str, Any]
 
@@ -75,15 +75,16 @@ def is_unspecified(sharding: Sharding | None) -> bool:
 
 
 class JvpRule(NamedTuple):
-    """A user's JVP rule as jaxprs: `trace(zeros) -> (closed jaxpr, which output tangents are 0)`.
+    """A user's JVP rule as jaxprs: `trace(zeros) -> (jaxpr, consts, zeros of output tangents)`.
 
-    Inputs of the jaxpr are the primals after the first `num_consts`, then the tangents that are
-    not symbolically zero; outputs are the primals, then the tangents not zero.
+    `zeros` says for each primal after the first `num_consts` whether its tangent is symbolically
+    zero. The jaxpr takes these primals, then the tangents that are not zero. It returns the primal
+    outputs, then their tangents that are not zero.
     """
 
     num_consts: int
     symbolic_zeros: bool
-    trace: Callable[[Sequence[bool]], tuple[Any, Sequence[Any], Sequence[bool]]]
+    trace: Callable[[Sequence[bool]], tuple[Jaxpr, Sequence[Value], Sequence[bool]]]
 
 
 def jvp_rule(params: dict[str, Any]) -> JvpRule:
@@ -105,13 +106,13 @@ class VjpRule(NamedTuple):
 
     num_consts: int
     symbolic_zeros: bool
-    fwd: Callable[[Sequence[bool]], tuple[Any, Sequence[Any]]]
+    fwd: Callable[[Sequence[bool]], tuple[Jaxpr, Sequence[Value]]]
     residual_forwards: Callable[[], Sequence[int | None]]
-    bwd: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+    bwd: Callable[[Sequence[Any], Sequence[Value]], list[Value]]
 
 
 def vjp_rule(params: dict[str, Any]) -> VjpRule:
-    def bwd(residuals: Sequence[Any], cotangents: Sequence[Value]) -> list[Any]:
+    def bwd(residuals: Sequence[Any], cotangents: Sequence[Value]) -> list[Value]:
         out = params["bwd"].call_wrapped(*residuals, *cotangents)
         # The newest JAX returns (cotangents, logs); the logs belong to `f_vjp.with_logs`.
         return list(out[0] if isinstance(out, tuple) and len(out) == 2 else out)
@@ -125,10 +126,10 @@ def vjp_rule(params: dict[str, Any]) -> VjpRule:
     )
 
 
-def _traced_anew(params: dict[str, Any], thunk: Any) -> Callable[..., Any]:
-    """A forward rule to call, traced anew where its flags may change the residuals' structure.
+def _traced_anew(params: dict[str, Any], thunk: lu.WrappedFun) -> Callable[..., Any]:
+    """A forward rule, as a function that traces anew if its flags may change the residuals' tree.
 
-    JAX keeps what it has traced for all flags, but the structure only of what it traced last.
+    JAX keeps a trace for each set of flags, but the residuals' tree of its last trace only.
     """
     if not params["symbolic_zeros"]:
         return thunk.call_wrapped
@@ -145,23 +146,23 @@ def _traced_anew(params: dict[str, Any], thunk: Any) -> Callable[..., Any]:
 
 
 def is_custom_vjp(eqn: Eqn) -> bool:
-    """True of the call of a function with a backward rule of the user's."""
+    """Whether an equation calls a function with a user's backward rule."""
     return eqn.primitive is custom_vjp_call_p
 
 
 def has_rules(eqn: Eqn) -> bool:
-    """True of the call of a function with derivative rules of the user's."""
+    """Whether an equation calls a function with a user's derivative rules."""
     return eqn.primitive is custom_jvp_call_p or eqn.primitive is custom_vjp_call_p
 
 
 def with_rules(
     eqn: Eqn,
-    forward: Callable[[Any, Sequence[Any]], tuple[Any, Sequence[Any]]],
+    forward: Callable[[Jaxpr, Sequence[Value]], tuple[Jaxpr, Sequence[Value]]],
     backward: Callable[[Callable[..., Any], Sequence[Any]], Any],
-) -> Any:
+) -> Eqn:
     """The call of a function with derivative rules, with other rules.
 
-    `forward(jaxpr, consts)` replaces what a rule that is traced when it is needed has become, and
+    JAX traces a JVP or forward rule when it needs it: `forward(jaxpr, consts)` replaces that trace.
     `backward(rule, args)` is called instead of a backward rule.
     """
 
@@ -184,10 +185,10 @@ def with_rules(
     return eqn.replace(params={**eqn.params, **new})
 
 
-def forward_rule(eqn: Eqn) -> tuple[Any, Sequence[Any], list[Any]]:
-    """A user's rule, where all that can be is differentiated: its jaxpr, constants and operands.
+def forward_rule(eqn: Eqn) -> tuple[Jaxpr, Sequence[Value], list[Atom]]:
+    """A user's JVP or forward rule, traced: its jaxpr, its constants and its primal operands.
 
-    A JVP rule takes tangents besides.
+    All operands that can be differentiated are. The jaxpr of a JVP rule then takes tangents, too.
     """
     operands: list[Atom] = eqn.invars[eqn.params["num_consts"] :]
     smooth = [v.aval.to_tangent_aval().dtype != jax.dtypes.float0 for v in operands]
@@ -201,7 +202,7 @@ def forward_rule(eqn: Eqn) -> tuple[Any, Sequence[Any], list[Any]]:
 
 @contextmanager
 def _unnoticed(params: dict[str, Any]) -> Iterator[None]:
-    """While a forward rule is traced of which JAX needn't know what its residuals are."""
+    """Meanwhile a forward rule is traced. Then restores JAX's own record of its residuals."""
     stores: list[Any] = []
     if params["symbolic_zeros"]:
         trace = inspect.getclosurevars(params["fwd_jaxpr_thunk"].f).nonlocals["fn"]
@@ -221,10 +222,10 @@ def _unnoticed(params: dict[str, Any]) -> Iterator[None]:
                 store.store(value)
 
 
-def vmap_rule(params: dict[str, Any]) -> Callable[..., tuple[list[Any], list[bool]]]:
-    """A user's batching rule: of the axis size, which operands are batched, and the operands.
+def vmap_rule(params: dict[str, Any]) -> Callable[..., tuple[list[Value], list[bool]]]:
+    """A user's batching rule: `rule(size, is_batched, operands) -> (outputs, which are batched)`.
 
-    It returns the outputs, and which are batched.
+    Batched operands and outputs are `[size, *shape]`.
     """
 
     def rule(size: int, is_batched: Sequence[bool], args: Sequence[Value]) -> Any:
@@ -252,6 +253,6 @@ def is_symbolic_zero(x: Value) -> bool:
     return isinstance(x, ad_util.Zero | ad_util.SymbolicZero)
 
 
-def instantiate(x: Value) -> Any:
+def instantiate(x: Value) -> Value:
     """The array that a symbolic zero stands for; anything else as it is."""
     return zeros_like_aval(x.aval) if is_symbolic_zero(x) else x

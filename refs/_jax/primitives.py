@@ -38,20 +38,12 @@ custom_jvp_call_p = custom_derivatives.custom_jvp_call_p
 custom_vjp_call_p = custom_derivatives.custom_vjp_call_p
 custom_vmap_p = custom_batching.custom_vmap_p
 add_any_p = ad_util.add_any_p
-# They show what their operands are, or hold.
+# They pass their operands to Python; of a ref, the contents.
 debug_primitives = (debugging.debug_callback_p, debugging.debug_print_p)
-# What they are given, they return: a ref too.
+# They return their operand, which may be a ref.
 passing_primitives = (ad_util.stop_gradient_p, _name_p)
-# Only the type changes: which devices of a `shard_map` see it. The oldest JAX has other ones.
-cast_primitives = tuple(
-    getattr(module, name)
-    for module, name in (
-        (_pjit, "reshard_p"),
-        (core, "pvary_p"),
-        (_parallel, "pcast_p"),
-    )
-    if hasattr(module, name)
-)
+# They change only the type: its sharding, or the axes of a `shard_map` that it varies over.
+cast_primitives = (_pjit.reshard_p, core.pvary_p)
 reduce_scatter_p = _parallel.reduce_scatter_p
 # Calls whose jaxpr is run as it stands. On the newest JAX these are one primitive.
 inlined_call_primitives = (core.call_p, core.closed_call_p)

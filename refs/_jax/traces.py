@@ -1,4 +1,4 @@
-"""Traces of our own: what JAX asks of one, and how programs come by."""
+"""The interface of JAX's traces and tracers, for those of this library (`OpByOp`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax._src import config, core, linear_util, source_info_util
 from jax._src.interpreters import partial_eval
 
 from refs._jax.equations import as_closed, new_var, with_equations
-from refs._types import Aval, Primitive, Value
+from refs._types import Aval, ClosedJaxpr, Primitive, Value
 
 __all__ = [
     "Trace", "as_jaxpr", "call_wrapped", "is_staging", "lane_axes", "looks_for_nans",
@@ -22,7 +22,7 @@ Trace = core.Trace
 
 
 def register_tracer(kind: type) -> None:
-    """Makes JAX know the type of a tracer of ours, where it looks it up by its class alone."""
+    """Registers a tracer class, for where JAX looks up a value's type by the class alone."""
     core.pytype_aval_mappings[kind] = lambda tracer: tracer.aval
 
 
@@ -31,7 +31,7 @@ set_current_trace = core.set_current_trace
 
 @contextmanager
 def lane_axes(spmd_axis_name: Any, mesh_axes: Any) -> Iterator[None]:
-    """While one lane is traced: the axes of meshes that the lanes lie over, as in `jax.vmap`."""
+    """Meanwhile one lane is traced: tells JAX the mesh axes of the lanes, as `jax.vmap` does."""
     with (
         core.add_spmd_axis_names(_as_names(spmd_axis_name)),
         core.add_explicit_mesh_axis_names(_as_names(mesh_axes)),
@@ -44,17 +44,17 @@ def _as_names(names: Any) -> Any:
 
 
 def is_staging() -> bool:
-    """Whether operations are only written down now, so that nothing is known of their results."""
+    """Whether operations are only recorded in a jaxpr now, so that their results have no values."""
     return isinstance(core.trace_ctx.trace, partial_eval.DynamicJaxprTrace)
 
 
 def looks_for_nans() -> bool:
-    """Whether JAX runs a program once more, op by op, that gives a NaN, or an infinity."""
+    """Whether JAX is configured to rerun a program op by op if it gives a NaN or an infinity."""
     return config.debug_nans.value or config.debug_infs.value
 
 
-def as_jaxpr(primitive: Primitive, avals: Sequence[Aval], params: dict[str, Any]) -> Any:
-    """A closed jaxpr that applies a primitive, as it is bound, to values of these types."""
+def as_jaxpr(primitive: Primitive, avals: Sequence[Aval], params: dict[str, Any]) -> ClosedJaxpr:
+    """A closed jaxpr of one equation, which applies a primitive to operands of these types."""
     out, effects = primitive.abstract_eval(*avals, **params)
     invars = [*map(new_var, avals)]
     outvars = [*map(new_var, out if primitive.multiple_results else [out])]
@@ -69,23 +69,23 @@ def trace_functions(
     funs: Sequence[Any],
     types: Sequence[Aval],
     params: dict[str, Any],
-) -> tuple[Any, Callable[[Sequence[Any]], Any]]:
-    """What binding a primitive of functions writes down: a closed jaxpr.
+) -> tuple[ClosedJaxpr, Callable[[Sequence[Value]], Any]]:
+    """Traces `bind` of a primitive that takes functions to a closed jaxpr.
 
-    The second result makes of its outputs what binding gives.
+    The second result is a function from the jaxpr's outputs to the result of `bind`.
     """
-    for fun in funs:  # What they have said in an attempt that was broken off doesn't count.
+    for fun in funs:  # Drop what they stored in an attempt that was broken off.
         for store in getattr(fun, "stores", None) or ():
             if store is not None:
                 store.reset()
     given: Any = None
 
-    def bind(*args: Any) -> list[Any]:
+    def bind(*args: Any) -> list[Value]:
         nonlocal given
         given = primitive.bind(*args, subfuns=tuple(funs), **params)
         return list(_leaves(given))
 
-    source = source_info_util.current()  # In a trace JAX forgets from where it was begun.
+    source = source_info_util.current()  # An inner trace doesn't have the caller's.
     jaxpr = with_equations(
         jax.make_jaxpr(bind)(*types),
         lambda j: j.replace(eqns=[e.replace(source_info=source) for e in j.eqns]),
@@ -94,25 +94,25 @@ def trace_functions(
 
 
 def _leaves(given: Any) -> Sequence[Any]:
-    return given.vals if hasattr(given, "vals") else given  # `shard_map` gives a tree
+    return given.vals if hasattr(given, "vals") else given  # `shard_map` returns a `FlatTree`
 
 
-def rewrap(fun: Any, run: Callable[..., Any]) -> Any:
-    """A function as JAX passes them on, that does `run` instead of `fun`."""
+def rewrap(fun: linear_util.WrappedFun | Callable[..., Any], run: Callable[..., Any]) -> Any:
+    """`run` in the form in which JAX passes `fun` on: wrapped, if `fun` is."""
     if isinstance(fun, linear_util.WrappedFun):
         return linear_util.wrap_init(run, debug_info=fun.debug_info)
     return run
 
 
-def call_wrapped(fun: Any, args: Sequence[Value]) -> Any:
+def call_wrapped(fun: linear_util.WrappedFun | Callable[..., Any], args: Sequence[Value]) -> Any:
     """Calls a function that JAX passes on."""
     return fun.call_wrapped(*args) if isinstance(fun, linear_util.WrappedFun) else fun(*args)
 
 
-def settle_result_tree(fun: Any, rule: Any) -> None:
-    """After both a custom function and its rule have run: only one may have said its result's tree.
+def settle_result_tree(fun: linear_util.WrappedFun, rule: linear_util.WrappedFun) -> None:
+    """Drops the result tree that a custom function has stored, if its rule has stored one, too.
 
-    JAX looks which of them has.
+    JAX tells by the stored tree which of the two has run, and allows only one.
     """
 
     def has_said(store: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Pytrees: their structures, and what JAX puts in the places of leaves."""
+"""Pytrees: prefixes of structures, and the objects that JAX puts in place of unsaved residuals."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ tree_util.register_pytree_node(_NotSaveable, lambda x: ((), None), lambda _, __:
 def broadcast_prefix(prefix: PyTree, tree: PyTreeDef) -> list[Any]:
     """One item of a pytree prefix for each leaf of a structure; None is an item.
 
-    No pytree is made: a user's class may refuse what isn't its contents.
+    It builds no pytree of the items: a user's class may refuse other contents than its own.
 
     Raises:
-      ValueError: if it is no prefix of the structure.
+      ValueError: if `prefix` is not a prefix of the structure.
     """
     items, structure = tree_util.none_leaf_registry.flatten(prefix)
     return tree_util.broadcast_flattened_prefix_with_treedef(items, structure, tree)

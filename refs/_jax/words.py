@@ -1,13 +1,13 @@
-"""What errors of JAX and XLA say, where nothing but their words tells which ones they are.
+"""Recognises errors of JAX and XLA that only their text tells from others.
 
-`tests/test_jax_words.py` makes JAX raise each of them, on each version.
+`tests/jax/test_jax_words.py` makes JAX raise each of them, on each version.
 """
 
 from __future__ import annotations
 
 __all__ = ["is_about_deleted", "what_is_said"]
 
-# What is said -> its name here. Of several that are in one text, the first counts.
+# A part of the text -> the error's name here. If a text has several of them, the first counts.
 _WORDS = {
     "cannot be returned": "a returned ref",
     "mutable array": "a ref taken twice",
@@ -26,7 +26,7 @@ _WORDS = {
 
 
 def what_is_said(error: BaseException) -> str | None:
-    """Which of the errors of this file it is, if it is one."""
+    """The name of an error in `_WORDS`, or None."""
     said = str(error)
     return next((name for words, name in _WORDS.items() if words in said), None)
 

@@ -1,7 +1,7 @@
 """Functions that touch no refs: `jax.vmap` maps them, op by op.
 
-Python code in such a function can look at values that aren't mapped. A trace, which has no side
-effects yet, shows whether a function touches refs. So the first call traces. The result is kept for
+Python code in such a function can look at values that aren't mapped. A trace, in which no ref
+changes yet, shows whether a function touches refs: so the first call traces. The result is kept for
 the function's code object, since the function may be made anew for each call. In later calls JAX
 maps the function under a guard: if it touches a ref after all, it is traced from then on.
 """

@@ -67,7 +67,7 @@ def jvp(fun: Callable[..., Any], primals: PyTree, tangents: PyTree, has_aux: boo
 
 
 def linearize(
-    fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False, in_nzs: Any = None
+    fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False, in_nzs: PyTree = None
 ) -> Any:
     """Evaluates `fun(*primals)` and its derivative there as a linear function.
 

@@ -80,7 +80,7 @@ def scan(
         [first], _ = start.rebuild([], init_leaves)
 
         @functools.wraps(f)
-        def step(carry: PyTree, rows: Any) -> Any:
+        def step(carry: PyTree, rows: tuple[Sequence[RefLike], list[Value]]) -> Any:
             [x], _ = call.rebuild(*rows)
             _jax.name_arguments(f, (carry, x), {}, jax.tree.leaves((carry, rows)))
             return f(carry, x)

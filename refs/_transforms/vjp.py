@@ -292,7 +292,10 @@ class Pullback:
 
 
 def _goes_straight_in(variable: Variable) -> bool:
-    """Whether JAX may accumulate the cotangent into a ref: that of a view is first cut out."""
+    """Whether JAX can accumulate the variable's cotangent into a ref itself.
+
+    For a view it can't: the cotangent is first cut out of that of the whole ref.
+    """
     return _jax.can_accumulate_gradients and variable.view is None
 
 

@@ -36,8 +36,8 @@ R = TypeVar("R")
 
 def vmap(
     fun: Callable[P, R],
-    in_axes: Any = 0,
-    out_axes: Any = 0,
+    in_axes: PyTree = 0,
+    out_axes: PyTree = 0,
     axis_name: Any = None,
     axis_size: int | None = None,
     spmd_axis_name: Any = None,
@@ -317,7 +317,7 @@ def _normal(axis: Any, x: Value, what: str) -> int:
     return axis % x.ndim
 
 
-def _leaf_axes(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _leaf_axes(in_axes: PyTree, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The axis of each leaf of a call. Keyword arguments are mapped over their first axis."""
     in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
     try:

@@ -1,4 +1,4 @@
-"""A function that is checked, its refs, and what can be seen of a call."""
+"""A function under test, its refs, and the observable results of a call."""
 
 from __future__ import annotations
 
@@ -15,29 +15,35 @@ from refs._handles import access
 from refs._handles.predicates import is_concrete, is_ref
 from refs._tracing.trace import Call, unique
 from refs._transforms.make_jaxpr import make_jaxpr
-from refs._types import RefLike, Value
+from refs._types import PyTree, RefLike, Value
 from refs.errors import RefEscapeError
 
-# A law is called with a case and the law's name. It returns None, or why it says nothing of this
-# function; and raises an AssertionError where it doesn't hold.
+# A law is called with a case and the law's name. It returns None if it holds, or why it doesn't
+# apply to the function; it raises an AssertionError if it doesn't hold.
 Law = Callable[["Case", str], str | None]
-# What can be seen of a call: what it is, and its value.
+# The observable results of a call, final contents of refs included: (description, value) pairs.
 Seen = list[tuple[str, Any]]
 
 
 class Case(NamedTuple):
-    """A function, its arguments, and all refs that it touches, with what they held."""
+    """A function, its arguments, and all refs that it touches, with their initial contents."""
 
     f: Callable[..., Any]
     args: tuple[Any, ...]
     other_args: tuple[Any, ...]
     refs: list[RefLike]
-    held: list[Any]
+    held: list[Value]
     rtol: float | None
     eps: float | None
 
     @staticmethod
-    def of(f: Any, args: Any, other_args: Any, rtol: Any, eps: Any) -> Case:
+    def of(
+        f: Callable[..., Any],
+        args: tuple[Any, ...],
+        other_args: tuple[Any, ...],
+        rtol: float | None,
+        eps: float | None,
+    ) -> Case:
         if not _jax.at_top_level():
             raise RefEscapeError(
                 "check_transforms inside a transformation: it transforms the function itself. Call "
@@ -55,7 +61,7 @@ class Case(NamedTuple):
             access.set(ref, ..., value)
 
     def seen(self, f: Callable[..., Any], calls: int = 1) -> list[Seen]:
-        """What can be seen after each of some calls in a row."""
+        """The observable results of each of `calls` calls in a row, from the initial contents."""
         self.reset()
         return [results(f(*self.args)) + self.contents() for _ in range(calls)]
 
@@ -70,7 +76,7 @@ class Case(NamedTuple):
                     raise AssertionError(f"{law}: {what}{call} is {x}, and should be {y}: {said}")
 
 
-def closed_over(f: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
+def closed_over(f: Callable[..., Any], args: tuple[Any, ...]) -> list[RefLike]:
     return [r for r in Program.of(make_jaxpr(of_values(f))(*args)).refs if is_concrete(r)]
 
 
@@ -83,7 +89,7 @@ def of_values(f: Callable[..., Any]) -> Callable[..., Any]:
     return values
 
 
-def results(out: Any) -> Seen:
+def results(out: PyTree) -> Seen:
     return [
         (f"result{jax.tree_util.keystr(path)}", x[...] if is_ref(x) else x)
         for path, x in jax.tree_util.tree_leaves_with_path(out)
@@ -91,7 +97,7 @@ def results(out: Any) -> Seen:
 
 
 def stacked(first: Seen, second: Seen) -> Seen:
-    """What is seen of two steps or lanes together."""
+    """The results of two steps or lanes, stacked: each value is `[2, *shape]`."""
     return [
         (what, jnp.stack([jnp.asarray(x), jnp.asarray(y)]))
         for (what, x), (_, y) in zip(first, second, strict=True)
@@ -99,7 +105,7 @@ def stacked(first: Seen, second: Seen) -> Seen:
 
 
 def _difference(x: Value, y: Value, rtol: float | None) -> str | None:
-    """Says how two values differ."""
+    """Describes how two values differ; None if they agree."""
     x, y = jnp.asarray(x), jnp.asarray(y)
     if (x.shape, x.dtype) != (y.shape, y.dtype):
         return f"{x.dtype}{list(x.shape)} instead of {y.dtype}{list(y.shape)}"

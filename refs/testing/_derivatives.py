@@ -22,10 +22,11 @@ NOT_SMOOTH = "no argument and no ref is of an inexact type"
 
 
 class _Smooth(NamedTuple):
-    """What of a function can be differentiated.
+    """The part of a function that can be differentiated.
 
-    `fun(f, refs, arrays)` calls `f`, and returns its inexact results with what `refs` then hold,
-    and its other results. `refs` are the inexact refs of the case, `arrays` the inexact arguments.
+    `fun(f, refs, arrays)` calls `f`, and returns a pair: its inexact results with the final
+    contents of `refs`, and its other results. `refs` are the inexact refs of the case, `arrays` the
+    inexact arguments.
     """
 
     fun: Callable[..., Any]
@@ -39,7 +40,9 @@ class _Smooth(NamedTuple):
         if not refs and not arrays:
             return None
 
-        def fun(f: Callable[..., Any], refs_inside: Sequence[Any], arrays: Sequence[Value]) -> Any:
+        def fun(
+            f: Callable[..., Any], refs_inside: Sequence[RefLike], arrays: Sequence[Value]
+        ) -> tuple[list[Value], list[Value]]:
             inside = {id(r): s for r, s in zip(refs, refs_inside, strict=True)}
             rest = iter(arrays)
             given = with_arrays(case.args, [next(rest) if is_inexact(x) else x for x in leaves])
@@ -52,7 +55,7 @@ class _Smooth(NamedTuple):
         return _Smooth(fun, refs, arrays)
 
     def pure(self, case: Case) -> Callable[..., Any]:
-        """`fun` of the refs' values, with the new state beside the other results."""
+        """`fun` as a pure function of the refs' values; the new state joins the other results."""
         place = {id(r): k for k, r in enumerate(self.refs)}
 
         def program(arrays: Sequence[Value]) -> Any:
@@ -69,7 +72,7 @@ class _Smooth(NamedTuple):
         return pure
 
     def inputs(self, case: Case) -> list[str]:
-        """What messages call the refs and the arrays."""
+        """The names of the refs and the arrays in messages."""
         given = [
             f"argument{jax.tree_util.keystr(path)}"
             for path, x in jax.tree_util.tree_leaves_with_path(case.args)
@@ -77,23 +80,23 @@ class _Smooth(NamedTuple):
         ]
         return [*map(describe, self.refs), *given]
 
-    def outputs(self, out: Any) -> list[str]:
-        """What messages call the results of `fun`."""
+    def outputs(self, out: PyTree) -> list[str]:
+        """The names of the results of `fun` in messages."""
         n = len(jax.tree.leaves(out)) - len(self.refs)
         return [*(f"result {k}" for k in range(n)), *map(describe, self.refs)]
 
-    def values(self, case: Case) -> list[Any]:
+    def values(self, case: Case) -> list[Value]:
         held = {id(r): x for r, x in zip(case.refs, case.held, strict=True)}
         return [jnp.asarray(held[id(r)]) for r in self.refs]
 
 
-def _random_like(xs: PyTree) -> Any:
+def _random_like(xs: PyTree) -> PyTree:
     random = np.random.default_rng(0)
     return jax.tree.map(lambda x: jnp.asarray(random.normal(size=x.shape), x.dtype), xs)
 
 
-def _named(case: Case, *parts: tuple[Sequence[str], Any], other: Any) -> Seen:
-    """The values of each part under their names, other results, and what the refs hold."""
+def _named(case: Case, *parts: tuple[Sequence[str], PyTree], other: PyTree) -> Seen:
+    """The named values of each part, the other results, and the refs' contents."""
     others = [f"other result {k}" for k in range(len(jax.tree.leaves(other)))]
     found = [
         (name, x)
@@ -108,7 +111,10 @@ def _of(what: str, names: Sequence[str]) -> list[str]:
 
 
 def forwards(derivative: Callable[..., Any]) -> Law:
-    """`derivative(jvp, fun, primals, tangents)` gives (output, tangent, other results)."""
+    """The law of a forward-mode derivative.
+
+    `derivative(fun, primals, tangents)` returns (output, tangent, other results).
+    """
 
     def law(case: Case, name: str) -> str | None:
         if (smooth := _Smooth.of(case)) is None:
@@ -119,13 +125,13 @@ def forwards(derivative: Callable[..., Any]) -> Law:
             smooth.pure(case), primals, tangents, has_aux=True
         )
 
-        def program(refs: Any, arrays: Any) -> Any:
+        def program(refs: Sequence[RefLike], arrays: Sequence[Value]) -> Any:
             return smooth.fun(case.f, refs, arrays)
 
         out, d_out, others = derivative(program, (smooth.refs, smooth.arrays), tangents)
         names = smooth.outputs(right)
 
-        def named(out: Any, d_out: Any, other: Any) -> Seen:
+        def named(out: PyTree, d_out: PyTree, other: PyTree) -> Seen:
             return _named(case, (names, out), (_of("tangent", names), d_out), other=other)
 
         got = named(out, d_out, others)
@@ -136,11 +142,11 @@ def forwards(derivative: Callable[..., Any]) -> Law:
     return law
 
 
-def by_jvp(program: Any, primals: PyTree, tangents: PyTree) -> Any:
+def by_jvp(program: Callable[..., Any], primals: PyTree, tangents: PyTree) -> Any:
     return jvp(program, primals, tangents, has_aux=True)
 
 
-def by_linearize(program: Any, primals: PyTree, tangents: PyTree) -> Any:
+def by_linearize(program: Callable[..., Any], primals: PyTree, tangents: PyTree) -> Any:
     out, pushforward, rest = linearize(program, *primals, has_aux=True)
     return out, pushforward(*tangents), rest
 
@@ -157,17 +163,17 @@ def backwards(
         right, pull, (rest, state) = jax.vjp(smooth.pure(case), *primals, has_aux=True)
         cotangent = _random_like(right)
 
-        def program(refs: Any, arrays: Any) -> Any:
+        def program(refs: Sequence[RefLike], arrays: Sequence[Value]) -> Any:
             return smooth.fun(inner(case.f), refs, arrays)
 
-        def gradient(refs: Any, arrays: Any, cotangent: Value) -> Any:
+        def gradient(refs: Sequence[RefLike], arrays: Sequence[Value], cotangent: PyTree) -> Any:
             out, pullback, others = vjp(program, refs, arrays, has_aux=True)
             return out, pullback(cotangent), others
 
         out, cts, others = outer(gradient)(smooth.refs, smooth.arrays, cotangent)
         names, inputs = smooth.outputs(right), smooth.inputs(case)
 
-        def named(out: Any, cts: Any, other: Any) -> Seen:
+        def named(out: PyTree, cts: PyTree, other: PyTree) -> Seen:
             return _named(case, (names, out), (_of("gradient", inputs), cts), other=other)
 
         got = named(out, cts, others)
@@ -178,11 +184,12 @@ def backwards(
     return law
 
 
-STEP, TOLERANCE = 1e-4, 2e-3  # JAX's for 32 bits, where none is given
+STEP, TOLERANCE = 1e-4, 2e-3  # JAX's defaults for 32 bits
 
 
 def quotients(case: Case, name: str) -> str | None:
-    from jax import test_util  # imports what no program needs
+    """The law of difference quotients."""
+    from jax import test_util  # imports modules that no program needs
 
     if (smooth := _Smooth.of(case)) is None:
         return NOT_SMOOTH
@@ -192,7 +199,7 @@ def quotients(case: Case, name: str) -> str | None:
         return "difference quotients of numbers of 16 bits say nothing"
     primals, tree = jax.tree.flatten((smooth.values(case), smooth.arrays))
 
-    # The rounding of a value, divided by the step, is in its quotient.
+    # A difference quotient has an error of the value's rounding, divided by the step.
     values = jax.tree.leaves(pure(*tree.unflatten(primals))[0])
     rounding = [float(jnp.abs(x).max(initial=0) * jnp.finfo(x.dtype).eps) for x in values]
     noise = max([0.0, *rounding]) / (case.eps or STEP)
@@ -208,7 +215,7 @@ def quotients(case: Case, name: str) -> str | None:
     try:
         check(lambda *primals: pure(*tree.unflatten(primals))[0], *primals)
     except AssertionError:
-        # By one input after the other, to say which.
+        # Check one input after the other, so that the message names the wrong one.
         for k, what in enumerate(smooth.inputs(case)):
             try:
                 check(by(k), primals[k])

@@ -1,4 +1,4 @@
-"""Reading optimized HLO: what is copied, where, and on whose behalf."""
+"""A parser of optimized HLO: which arrays it copies, where, and for which line of the user's."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SOURCE = re.compile(r'source_file="([^"]*)"(?: source_line=(\d+))?')
 
 
 class Instruction(NamedTuple):
-    """One instruction: `dtype` and `shape` are those of an array, None and () of a tuple."""
+    """One instruction. `dtype` and `shape` are the result's; of a tuple, None and ()."""
 
     name: str
     op: str
     dtype: str | None
     shape: tuple[int, ...]
-    rest: str
+    rest: str  # the operands and attributes, as printed
 
     @property
     def size(self) -> int:
@@ -42,7 +42,7 @@ class Instruction(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A copy of a whole array: how often it is made, and the line of the user's that it is for."""
+    """A copy of an array of `size` elements: whether a loop repeats it, and the line it is for."""
 
     dtype: str
     size: int
@@ -51,12 +51,12 @@ class Copy(NamedTuple):
 
 
 class Module(NamedTuple):
-    """An optimized HLO module, as far as copies go.
+    """An optimized HLO module, as far as copies need it.
 
     Attributes:
       text: the module, printed.
       computations: name -> instructions.
-      in_loops: the computations that loops run, again and again.
+      in_loops: the names of the computations that loops run, directly or through others.
     """
 
     text: str
@@ -94,12 +94,12 @@ class Module(NamedTuple):
         return Module(text, computations, in_loops)
 
     def aliases(self) -> set[int]:
-        """The parameters whose memory an output gets."""
+        """The numbers of the parameters whose memory an output reuses."""
         header = self.text.split("\n", 1)[0]
         return {int(k) for k in re.findall(r"\((\d+), \{[\d, ]*\}, (?:may|must)-alias\)", header)}
 
     def parameters(self) -> dict[int, tuple[str, int]]:
-        """The dtype and the number of elements of each array that the module is called with."""
+        """For each array parameter, by number: its dtype and its number of elements."""
         layout = re.search(r"entry_computation_layout=\{\((.*?)\)->", self.text)
         arrays = re.findall(r"(\w+)\[([\d,]*)\]", layout[1] if layout else "")
         return {
@@ -108,7 +108,7 @@ class Module(NamedTuple):
         }
 
     def copies(self, smallest: int) -> list[Copy]:
-        """The copies of arrays of at least so many elements."""
+        """The copies of arrays of at least `smallest` elements."""
         return [
             Copy(i.dtype or "", i.size, name in self.in_loops, self._line_for(i, instructions))
             for name, instructions in self.computations.items()
@@ -117,7 +117,7 @@ class Module(NamedTuple):
         ]
 
     def _line_for(self, copy: Instruction, others: Sequence[Instruction]) -> str | None:
-        """The line that wants a copy: of what is done with it, or of what is copied."""
+        """The line that needs a copy: that of a user of it, of itself, or of its source."""
         takes = re.compile(rf"%{re.escape(copy.name)}\b")
         users = [i for i in others if i.op not in ("tuple", "while") and takes.search(i.rest)]
         sources = [i for i in others if re.search(rf"%{re.escape(i.name)}\b", copy.rest)]

@@ -1,4 +1,4 @@
-"""`refs.testing.assert_in_place`: is a compiled function's state really updated in place?"""
+"""`refs.testing.assert_in_place`: checks that a compiled function updates its state in place."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from refs.testing._hlo import Module
 
 
 def assert_in_place(fun: Callable[..., Any], *args: Any, loops_only: bool = False) -> None:
-    """Checks that what `fun(*args)` updates is updated in place, by reading the compiled program.
+    """Checks in the compiled program that `fun(*args)` updates refs in place.
 
-    That is so if each ref that it writes keeps its memory, and XLA copies nothing of a written
-    ref's size: neither in a loop, each step, nor once. Nothing runs.
+    That is so if each ref that it writes keeps its memory, and XLA copies no array of a written
+    ref's size, neither in each step of a loop nor once. `fun` is compiled, but not run.
 
     Args:
       fun: a function over refs, compiled or not; or a function of arrays under `jax.jit` that
-        donates what it updates, and then what is donated is checked.
+        donates the arrays that it updates: then the donated arrays are checked.
       *args: its arguments. Arrays may be `jax.ShapeDtypeStruct`s.
-      loops_only: whether a copy that is made once a call will do: an initial value, say.
+      loops_only: whether to allow copies that are made once a call, of an initial value for
+        instance.
 
     Raises:
-      AssertionError: if something is copied, or doesn't keep its memory: how much, how often, of
-        which ref, for which line, and what can be done.
+      AssertionError: if an array is copied, or a ref doesn't keep its memory. The message says how
+        much is copied, how often, of which ref, for which line, and what can be done.
       RefValueError: if nothing is updated, or while JAX looks for NaNs or infinities.
       RefStateError: under `jax.disable_jit`.
       Exception: whatever `fun` raises while it is traced.
@@ -104,7 +105,7 @@ def assert_in_place(fun: Callable[..., Any], *args: Any, loops_only: bool = Fals
         raise error
 
 
-def _name(fun: Any) -> str:
+def _name(fun: Callable[..., Any]) -> str:
     return getattr(fun, "__name__", "the function")
 
 

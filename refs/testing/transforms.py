@@ -1,4 +1,4 @@
-"""`refs.testing.check_transforms`: does a function mean the same under every transformation?"""
+"""`refs.testing.check_transforms`: checks a function under every transformation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from refs._transforms.checkpoint import checkpoint
 from refs._transforms.functionalize import functionalize
 from refs._transforms.loops import scan
 from refs._transforms.vmap import vmap
-from refs._types import Value
+from refs._types import PyTree, RefLike, Value
 from refs.errors import RefValueError
 from refs.testing._case import Case, Law, closed_over, of_values, results, stacked, with_arrays
 from refs.testing._derivatives import backwards, by_jvp, by_linearize, forwards, quotients
@@ -33,25 +33,25 @@ def check_transforms(
 ) -> dict[str, str]:
     """Checks that `f(*args)` means the same under every transformation of `refs`.
 
-    What it means is what it does when it is called as it is, operation by operation: its results,
-    and what every ref that it is given or closes over holds afterwards. Derivatives are held
-    against those that JAX takes of the pure function that `refs.functionalize` makes of `f`, and
-    those against difference quotients, `jax.test_util.check_grads`. The laws:
+    The reference is a plain call of `f`, operation by operation: its results, and the final
+    contents of every ref that it is given or closes over. Derivatives are compared with those that
+    JAX takes of the pure function that `refs.functionalize` makes of `f`, and those with difference
+    quotients, by `jax.test_util.check_grads`. The laws:
 
-    - `"jit"`, `"checkpoint"`, `"functionalize"`: it is the same function;
-    - `"scan"`: two steps of it are two calls;
-    - `"vmap"`: two lanes are two calls, one after the other. The arguments are mapped over a new
-      first axis, refs too; what `f` closes over is shared;
+    - `"jit"`, `"checkpoint"`, `"functionalize"`: the result is the same function;
+    - `"scan"`: two steps of it do the same as two calls;
+    - `"vmap"`: two lanes do the same as two calls, one after the other. The arguments are mapped
+      over a new first axis, refs too; the refs that `f` closes over are shared;
     - `"jvp"`, `"linearize"`, `"vjp"`, and `"vjp of jit"`, `"vjp of checkpoint"`, `"jit of vjp"`:
-      the derivatives of the inexact results, and of what inexact refs hold in the end, with respect
-      to the inexact arguments and to what such refs held in the beginning;
-    - `"quotients"`: so do difference quotients. Leave it out if `f` isn't smooth there, or if it
-      has derivative rules that mean something else.
+      they give the derivatives of the inexact results, and of the final contents of inexact refs,
+      with respect to the inexact arguments and the initial contents of such refs;
+    - `"quotients"`: difference quotients give the same derivatives. Leave it out if `f` isn't
+      smooth there, or if it has derivative rules that mean something else.
 
-    `f` is called many times. In the end all refs hold what they held.
+    `f` is called many times. In the end all refs have their initial contents again.
 
     Args:
-      f: a function over refs, that does the same whenever it is called.
+      f: a function over refs that does the same in every call.
       *args: its arguments: pytrees of arrays and refs.
       laws: the names of the laws to check, if not all.
       other_args: the second lane's arguments for `"vmap"`, if not the same again.
@@ -64,9 +64,9 @@ def check_transforms(
       to a shared ref depends on the order of lanes.
 
     Raises:
-      AssertionError: if a law doesn't hold: which, and what differs.
+      AssertionError: if a law doesn't hold. The message says which, and what differs.
       RefEscapeError: inside a transformation.
-      RefValueError: if `laws` has a name that is none of them.
+      RefValueError: if `laws` has a name that isn't a law's.
       Exception: whatever `f` raises, by itself or transformed.
 
     >>> total = refs.new_ref(jnp.float32(0), name="total")
@@ -107,7 +107,7 @@ def _same_function(transform: Callable[..., Any]) -> Law:
 
 
 def _is_pure(case: Case, name: str) -> str | None:
-    def program(*arrays: Any) -> Any:
+    def program(*arrays: Value) -> PyTree:
         return of_values(case.f)(*with_arrays(case.args, arrays))
 
     pure = functionalize(program, closed_over=case.refs)
@@ -118,7 +118,7 @@ def _is_pure(case: Case, name: str) -> str | None:
 
 
 def _steps(case: Case, name: str) -> str | None:
-    def step(carry: Any, _: Any) -> Any:
+    def step(carry: PyTree, _: None) -> tuple[PyTree, PyTree]:
         return carry, of_values(case.f)(*case.args)
 
     _, rows = scan(step, 0, None, length=2)
@@ -141,14 +141,14 @@ def _lanes(case: Case, name: str) -> str | None:
         return "there are no arguments to map over"
 
     def fresh(args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Each lane has its own: what stands twice in it is one."""
+        """The arguments with refs of a lane's own; a ref that occurs twice stays one ref."""
         own = {id(r): new_ref(r[...]) for r in jax.tree.leaves(args) if is_ref(r)}
         return jax.tree.map(lambda x: own[id(x)] if is_ref(x) else x, args)
 
     one_by_one = [fresh(args) for args in lanes]
-    of_both: dict[int, Any] = {}
+    of_both: dict[int, RefLike] = {}
 
-    def stack(x: Value, y: Value) -> Any:
+    def stack(x: Value | RefLike, y: Value | RefLike) -> Value | RefLike:
         if is_ref(x):
             return of_both.setdefault(id(x), new_ref(jnp.stack([x[...], y[...]])))
         return jnp.stack([jnp.asarray(x), jnp.asarray(y)])
