@@ -1,4 +1,4 @@
-"""Who a ref is, for messages, and where in the user's code something happened."""
+"""The name and birthplace of a ref, for messages, and the line of the user's code that runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 
 
 class Site(NamedTuple):
-    """A line of the user's code: two references now, text only when a message needs it."""
+    """A line of the user's code, as two references: text is made only when a message needs it."""
 
     code: CodeType
     line: int
@@ -27,7 +27,7 @@ class Site(NamedTuple):
 
 
 class Origin:
-    """Who a ref is, for messages: its name and the line that made it."""
+    """The identity of a ref in messages: its name and the line that made it."""
 
     __slots__ = ("name", "site")
 
@@ -43,12 +43,12 @@ UNKNOWN = Origin(None, None)
 
 
 def origin_of(aval: Aval) -> Origin:
-    """That in a ref's type: of one of JAX's own, and of anything else, UNKNOWN."""
+    """The origin in a ref's type; UNKNOWN for JAX's own ref types and for any other type."""
     return getattr(aval, "origin", UNKNOWN)
 
 
 def user_site() -> Site | None:
-    """The innermost frame that is neither ours nor JAX's."""
+    """The line of the innermost frame that is neither this library's nor JAX's."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -61,7 +61,7 @@ def user_site() -> Site | None:
 def is_raised_by_jax(error: BaseException) -> bool:
     """Whether JAX itself raised an error, and no function of the user's.
 
-    JAX removes its own frames from tracebacks: then the last one calls, and doesn't raise.
+    JAX removes its own frames from tracebacks: then the last frame is at a call, not at a `raise`.
     """
     tb = error.__traceback__
     while tb is not None and tb.tb_next is not None:

@@ -1,7 +1,7 @@
 """Every error that `refs` raises, in one hierarchy and one style.
 
-A message says what was done, to which ref, where that ref was born, why it can't be, and what to
-write instead. Each class also derives from the built-in error that NumPy or JAX would raise in
+A message says which operation was refused, on which ref, where that ref was created, why, and what
+to write instead. Each class also derives from the built-in error that NumPy or JAX would raise in
 the same place, so that existing `except` clauses go on working.
 """
 
@@ -17,7 +17,7 @@ class RefTypeError(RefError, TypeError):
 
 
 class RefValueError(RefError, ValueError):
-    """A value of the right kind that doesn't fit: most often its shape."""
+    """A value of the right kind that doesn't fit, most often because of its shape."""
 
 
 class RefIndexError(RefError, IndexError):

@@ -1,1 +1,1 @@
-"""Who has a ref's buffer: all that makes an operation on refs atomic is in this room."""
+"""Refs' buffers: everything that makes an operation on refs atomic is in this package."""

@@ -1,46 +1,50 @@
-"""How buffers are taken from refs, given to a program, and others put in their place.
+"""The atomic exchange of buffers: taken from refs, given to a program, replaced by its results.
 
-Each ref has a *cell* for life: a list that holds its buffer, or nothing while somebody has taken
-it. So an empty cell says all that there is to say: a ref that is named twice in one call, a call of
-another thread, a callback that touches the very ref that its call updates. What is taken by one
-can't be taken by another, and no lock is held. `exchange` takes buffers, and `exchange_one`, which
-is the same for one cell; nothing else does. Whatever ends them, an error, an interrupt, or their
-end, each cell gets back what is in its place in the list `held`: the new buffer from the moment
-that there is one, the old one until then. There is no moment without either, and the proof is this.
+Each ref has a *cell* for life: a list that holds its buffer, and is empty while a call has taken
+it. An empty cell covers all cases: one call names the ref twice, a call of another thread has the
+buffer, or a callback touches the very ref that its call updates. A buffer that one call has taken
+can't be taken by another, and no lock is held. Only `exchange` takes buffers, and `exchange_one`,
+the same function for one cell. Whether they end normally, by an error or by an interrupt, each cell
+gets back the item at its position in the list `held`: the new buffer as soon as there is one, the
+old one until then. There is no moment without either, and this is the proof.
 
 **The rule.** CPython handles signals, and switches between threads, when a function begins, when a
-loop turns and when a call into C has returned; nowhere else in Python code, and never in C code
-that doesn't give the global lock away. (`tests/faults/test_places.py` asks the interpreter.) So a
-few statements without a call are one step, and so is C code over an iterator, however long:
+loop jumps back and when a call into C has returned; nowhere else in Python code, and never in C
+code that keeps the global interpreter lock. (`tests/faults/test_places.py` checks the running
+interpreter.) So a few statements without a call are one atomic step, and so is C code that runs
+over an iterator, however long:
 
     held += map(list.pop, cells)                     # taken
     [(held[:], rest)] = [*map(call, (held,))]        # called, and kept
     _ = [*put_back]                                  # put back: an iterator, made in advance
 
-For one cell the first is `held = [*cell]; del cell[:]`, and the last `cell += held`.
+For one cell the first step is `held = [*cell]; del cell[:]`, and the last one is `cell += held`.
 
-**An interrupt.** Between the first statement of the `try` and the `finally` it can come only where
-a function is called, and what stands after each call is in the `try`, too. `held` is complete then.
-If `call` is a program that JAX runs without its Python code, nothing comes between XLA's return and
-`held[:]`. The first time JAX runs one with it: then signals wait (`signals.without_signals`). If
-`call` is a Python function it must leave in `held`, which it is given, what the refs are to have if
-it raises. In `finally` nothing is called before all is back.
+**An interrupt.** Between the first statement of the `try` and the `finally`, an interrupt can come
+only where a function is called, and the code after each call is in the `try`, too. `held` is
+complete then. If `call` is a program that JAX runs without its Python code, no interrupt comes
+between XLA's return and `held[:]`. JAX's Python code takes part in a program's first run: signals
+are deferred during that (`signals.without_signals`). If `call` is a Python function, it must leave
+in `held`, its argument, the buffers that the refs are to have if it raises. The `finally` calls
+nothing before all buffers are back.
 
-**An error.** Where a cell is found empty, `list.pop` raises. What was taken before that is in
-`held`, and `put_back`, which goes along `cells` and `held` together, ends where `held` does.
+**An error.** If a cell is empty, `list.pop` raises. The buffers taken before that are in `held`,
+and `put_back`, which iterates over `cells` and `held` together, ends where `held` does.
 
-**Another thread.** Taking is one step, so of two threads that want the same cells one gets all or
-puts back what it has got; it waits with empty hands. So nobody waits for one who waits. Threads
-also switch where an array goes, for XLA frees it without the lock. So the old ones, `_gone`, go
-when the new ones are in their cells: a thread that waits for them would else always run in between.
+**Another thread.** Taking is one step, so of two threads that want the same cells, one gets all or
+puts back those that it got; it holds no buffer while it waits. So no thread waits for one that
+waits. Threads also switch where an array is freed, because XLA frees it without the lock. So the
+list `_gone` keeps the old buffers alive until the new ones are in their cells: otherwise a thread
+that waits for the cells would always run in between.
 
-**Garbage.** A finalizer may run wherever memory is allocated, and use refs itself. It finds the
-cells empty, and is told that they can't be had (`owners.check_may_wait`). Its errors go nowhere.
+**Garbage.** A finalizer may run wherever memory is allocated, and may use refs itself. It finds the
+cells empty, and gets an error (`owners.check_may_wait`), which Python doesn't propagate.
 
-**Readers.** Who reads gives a buffer to XLA that stays in its cell. If it was donated meanwhile XLA
-would fail, and say so on the terminal. So a reader makes a note first (`owners.readers`), and then
-looks into the cell. Who has taken buffers looks for such notes, and waits until their readers have
-gone, or puts them back and begins again: in whatever order the two come, one sees the other.
+**Readers.** A reader passes a buffer to XLA that stays in its cell. If another thread donated it
+meanwhile, XLA would fail, and print so on the terminal. So a reader first registers itself
+(`owners.readers`), and then looks into the cell. A thread that has taken buffers looks for
+registered readers, and waits until those of its buffers have finished, or puts the buffers back and
+begins again: in whatever order the two come, one sees the other.
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ from refs._buffers.owners import (
     readers,
     wait_for_readers,
 )
-from refs._types import RefLike, Value
+from refs._types import Buffer, RefLike, Value
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     raise ImportError(
@@ -75,35 +79,36 @@ _first = itemgetter(0)
 
 
 class Busy(Exception):
-    """A buffer isn't to be had now, and the exchange must be tried again: nothing has changed.
+    """A buffer isn't available now, and the exchange must be retried: nothing has changed.
 
-    Its cell is empty, for it is taken or its ref has ended; or somebody reads it; or it is deleted.
+    Its cell is empty, since it is taken or its ref has ended; or it is being read; or it is
+    deleted.
     """
 
 
 def exchange(
     cells: Sequence[Cell],
-    call: Callable[..., Any],
+    call: Callable[..., tuple[Sequence[Buffer], Any]],
     operands: tuple[Value, ...] = (),
     read_cells: Sequence[Cell] = (),
-    read_buffers: list[Any] | None = None,
+    read_buffers: list[Buffer] | None = None,
     calls_back: bool = False,
 ) -> Any:
-    """Replaces the buffers in cells by those that `call` makes of them; the rest of its result.
+    """Replaces the buffers in cells by those that `call` makes of them; returns its `rest`.
 
     Args:
-      cells: those of distinct refs, which are written.
-      call: `call(held, *operands)` gives `(new buffers, rest)`. It may consume the buffers in the
-        list `held`. If it raises, what is in there is put back.
-      operands: its others.
-      read_cells: cells of what is only read.
-      read_buffers: an empty list, which is to hold the buffers in them. All are of one moment.
-      calls_back: whether `call` runs code that may wait for others.
+      cells: the cells of distinct refs, which are written.
+      call: `call(held, *operands)` returns `(new buffers, rest)`. It may consume the buffers in the
+        list `held`. If it raises, the buffers that are in `held` then are put back.
+      operands: its other operands.
+      read_cells: the cells of refs that are only read.
+      read_buffers: an empty list, which gets the buffers in `read_cells`, all of one moment.
+      calls_back: whether `call` runs users' Python code, which may wait for other calls.
 
     Raises:
-      Busy: if a buffer isn't to be had. Each is where it was.
+      Busy: if a buffer isn't available. Each buffer is where it was.
     """
-    held: list[Any] = []
+    held: list[Buffer] = []
     put_back = map(list.append, cells, held)
     records, watching, reads = mine.records, readers, False
     try:
@@ -115,13 +120,13 @@ def exchange(
             watching += (None,)
             reads = True
             read_buffers += map(_first, read_cells)  # type: ignore[operator]
-        _gone = [*held]  # for as long as the cells are empty: see **Another thread**
+        _gone = [*held]  # kept alive while the cells are empty: see **Another thread**
         made = starmap(call, ((held, *operands),)) if operands else map(call, (held,))
         [(held[:], rest)] = [*made]
         return rest
     except IndexError:
         if len(held) == len(cells) and len(read_buffers or ()) == len(read_cells):
-            raise  # It is of `call`.
+            raise  # `call` has raised it.
         raise Busy from None
     finally:
         _ = [*put_back]
@@ -130,7 +135,9 @@ def exchange(
         del records[-1]
 
 
-def exchange_one(cell: Cell, call: Callable[..., Any], *operands: Value) -> Any:
+def exchange_one(
+    cell: Cell, call: Callable[..., tuple[Sequence[Buffer], Any]], *operands: Value
+) -> Any:
     """`exchange` of one buffer, in half the time."""
     records = mine.records
     records += (cell,)
@@ -139,7 +146,7 @@ def exchange_one(cell: Cell, call: Callable[..., Any], *operands: Value) -> Any:
     try:
         if not held or (readers and not wait_for_readers([cell])):
             raise Busy
-        _gone = [*held]  # for as long as the cells are empty: see **Another thread**
+        _gone = [*held]  # kept alive while the cells are empty: see **Another thread**
         made = starmap(call, ((held, *operands),)) if operands else map(call, (held,))
         [(held[:], rest)] = [*made]
         return rest
@@ -149,10 +156,10 @@ def exchange_one(cell: Cell, call: Callable[..., Any], *operands: Value) -> Any:
 
 
 def call_reading(cell: Cell, call: Callable[..., Any], operand: Value) -> Any:
-    """`call(buffer, operand)` of the buffer in a cell, which stays there, and isn't donated.
+    """`call(buffer, operand)` on the buffer in a cell, which stays there and isn't donated.
 
     Raises:
-      Busy: if it is empty.
+      Busy: if the cell is empty.
     """
     records, watching = mine.records, readers
     records += (((), (cell,), False),)
@@ -160,7 +167,7 @@ def call_reading(cell: Cell, call: Callable[..., Any], operand: Value) -> Any:
     try:
         if not cell:
             raise Busy
-        # Not returned at once: what comes after a call must stand in the `try`.
+        # Not returned directly: the code after a call must be in the `try`, too.
         found = call(cell[0], operand)
         return found
     finally:
@@ -169,9 +176,9 @@ def call_reading(cell: Cell, call: Callable[..., Any], operand: Value) -> Any:
 
 
 def patiently(
-    attempt: Callable[[], Any], written: Sequence[Any] = (), read: Sequence[Any] = ()
+    attempt: Callable[[], Any], written: Sequence[RefLike] = (), read: Sequence[RefLike] = ()
 ) -> Any:
-    """`attempt()`, again and again while it finds the cell of one of these refs empty.
+    """`attempt()`, retried while it raises Busy: while a buffer of these refs isn't available.
 
     Raises:
       RefStateError: if one of the refs has ended or is lost, or waiting would never end.
@@ -184,8 +191,8 @@ def patiently(
             n = wait(n, written, read)
 
 
-def wait(n: int, written: Sequence[Any], read: Sequence[Any] = ()) -> int:
-    """Lets a moment pass after the `n`-th attempt; returns the number of the next one.
+def wait(n: int, written: Sequence[RefLike], read: Sequence[RefLike] = ()) -> int:
+    """Waits a moment after the `n`-th attempt; returns the number of the next one.
 
     Raises:
       RefStateError: as `patiently`.
@@ -197,20 +204,20 @@ def wait(n: int, written: Sequence[Any], read: Sequence[Any] = ()) -> int:
     if n > 3:
         for ref in (*ours, *(r for r in read if is_ours(r) and not r._cell)):
             check_may_wait(ref)
-    # First only another thread's turn, in the end a millisecond.
+    # At first this only lets another thread run; in the end it takes a millisecond.
     time.sleep(2.0 ** min(n, 10) * 1e-6 if n else 0)
     return n + 1
 
 
-def current_buffer(ref: RefLike) -> Any:
+def current_buffer(ref: RefLike) -> Buffer:
     """The buffer that a ref holds, for reading: the next call that writes the ref deletes it."""
     return patiently(lambda: call_reading(ref._cell, lambda buffer, _: buffer, None), read=[ref])
 
 
-def end(ref: RefLike, how: str) -> Any:
-    """Takes a ref's buffer away for ever, and returns it. Later uses are errors that say `how`."""
+def end(ref: RefLike, how: str) -> Buffer:
+    """Takes a ref's buffer away for good and returns it. Later uses raise errors that say `how`."""
 
-    def take_away(held: list[Any]) -> Any:
+    def take_away(held: list[Buffer]) -> tuple[list[Buffer], Buffer]:
         buffer = held[0]
         changes = (
             map(object.__setattr__, (ref,), ("_end",), (how,)),

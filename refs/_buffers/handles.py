@@ -1,14 +1,12 @@
-"""What concrete handles hold, ours and JAX's own."""
+"""The buffers and shardings of concrete handles, ours and JAX's own."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 
 from refs import _jax
 from refs._indexing.sharded import mesh_sharding
-from refs._types import Buffer, RefLike
+from refs._types import Buffer, RefLike, Sharding
 
 
 def is_ours(ref: RefLike) -> bool:
@@ -17,15 +15,15 @@ def is_ours(ref: RefLike) -> bool:
 
 
 def buffer_of(ref: RefLike) -> jax.Array:
-    """The array that a concrete handle, ours or JAX's, holds now: bits, for PRNG keys."""
+    """The array that a concrete handle, ours or JAX's, holds now; for PRNG keys, that of bits."""
     return ref._buffer() if is_ours(ref) else _jax.unwrap_keys(_jax.native_buffer(ref))
 
 
 def update_native(ref: RefLike, buffer: Buffer) -> None:
-    """Makes `buffer`, which nobody else may hold, the array of one of JAX's own handles."""
+    """Stores `buffer`, which nothing else may hold, in one of JAX's own handles."""
     _jax.set_native_buffer(ref, _jax.wrap_keys(_jax.commit(buffer), ref.dtype))
 
 
-def sharding_of(ref: RefLike) -> Any:
-    """How what the handle holds is laid out over a mesh, None without one."""
+def sharding_of(ref: RefLike) -> Sharding | None:
+    """The sharding of a handle's array over a mesh; None on a single device."""
     return ref._sharding if is_ours(ref) else mesh_sharding(buffer_of(ref).sharding)

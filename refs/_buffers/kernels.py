@@ -1,9 +1,9 @@
 """Operations on concrete refs outside any trace: one donated, compiled kernel each.
 
-A kernel is compiled for the static part of an index (the skeleton) and called with the rest, so
-that a new index of the same kind doesn't recompile. JAX's own jit is the cache of shapes and
-dtypes. The indices that most programs use, integers and slices, come here by a short way, which
-needs no `Index`; the long one takes all of them.
+A kernel is compiled for the static part of an index (the skeleton) and called with the rest, its
+operands, so that a new index of the same kind doesn't recompile. JAX's own jit caches by shapes and
+dtypes. Integers and slices, the indices that most programs use, take a fast path, which doesn't
+parse them to an `Index`; the general path takes every index.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from refs._buffers.handles import buffer_of, is_ours, sharding_of, update_native
 from refs._buffers.signals import without_signals
 from refs._indexing.index import Index
 from refs._indexing.values import fit, is_enabled
-from refs._types import DType, Indexer, RefLike, Sharding, Value
+from refs._types import Buffer, DType, Indexer, RefLike, Sharding, Value
 
 # ---------------------------------------------------------------------------------------------
-# The long way: any index
+# The general path: any index
 
 
-def read(ref: RefLike, index: Index, out_sharding: Any = None) -> jax.Array:
+def read(
+    ref: RefLike, index: Index, out_sharding: Sharding | jax.sharding.PartitionSpec | None = None
+) -> jax.Array:
     """A copy of the indexed part: the handle's own buffer is never given away."""
     skeleton, operands = index.split()
     return _read(ref, reader(skeleton, ref.dtype, out_sharding), operands)
@@ -41,14 +43,14 @@ def update(ref: RefLike, index: Index, method: str, operand: Value) -> None:
 
 
 def swap(ref: RefLike, index: Index, value: Value) -> jax.Array:
-    """Overwrites the indexed part and returns what stood there; nothing comes between."""
+    """Overwrites the indexed part and returns its old value, as one atomic operation."""
     skeleton, operands = index.split()
     old = _update(ref, updater(ref, "swap", skeleton), operands, value)
     return _jax.wrap_keys(old, ref.dtype)
 
 
 class Kernel:
-    """A compiled update. The first time JAX runs it with its Python code; `is_warm` says it has."""
+    """A compiled update. `is_warm`: its first run, with JAX's Python code, has ended."""
 
     __slots__ = ("compiled", "is_warm")
 
@@ -57,9 +59,9 @@ class Kernel:
 
 
 def _update(ref: RefLike, kernel: Kernel, *operands: Value) -> Any:
-    """Gives a ref the buffer that the kernel makes of its own, which is donated."""
+    """Replaces a ref's buffer, which is donated, by the kernel's result; returns the rest of it."""
     if not kernel.is_warm:
-        # An interrupt would lose what JAX's Python code has in its hands.
+        # An interrupt would lose the results that JAX's Python code holds.
         rest = without_signals(functools.partial(_exchanged, ref, kernel.compiled, operands))
         kernel.is_warm = True
         return rest
@@ -77,7 +79,9 @@ def _exchanged(ref: RefLike, run: Callable[..., Any], operands: tuple[Value, ...
         return patiently(lambda: exchange_one(ref._cell, run, *operands), [ref])
 
 
-def _read(ref: RefLike, kernel: Callable[..., jax.Array], operands: Sequence[Value]) -> jax.Array:
+def _read(
+    ref: RefLike, kernel: Callable[..., jax.Array], operands: Sequence[Value] | np.ndarray
+) -> jax.Array:
     if not is_ours(ref):
         return kernel(buffer_of(ref), operands)
     try:
@@ -90,8 +94,12 @@ def _read(ref: RefLike, kernel: Callable[..., jax.Array], operands: Sequence[Val
 
 
 @functools.lru_cache(maxsize=4096)
-def reader(skeleton: Index, dtype: DType, out_sharding: Any = None) -> Callable[..., jax.Array]:
-    """The kernel that takes a buffer and the rest of an index, and copies the part."""
+def reader(
+    skeleton: Index,
+    dtype: DType,
+    out_sharding: Sharding | jax.sharding.PartitionSpec | None = None,
+) -> Callable[..., jax.Array]:
+    """The kernel that copies the indexed part of a buffer: `kernel(buffer, index operands)`."""
 
     def read_kernel(x: jax.Array, operands: list[Value]) -> jax.Array:
         x = _jax.wrap_keys(x, dtype)
@@ -103,11 +111,11 @@ def reader(skeleton: Index, dtype: DType, out_sharding: Any = None) -> Callable[
 
 
 def updater(ref: RefLike, method: str, skeleton: Index) -> Kernel:
-    """The kernel that takes a ref's buffer, in a list, the rest of an index, and an operand.
+    """The kernel that updates a ref's buffer: `kernel([buffer], index operands, operand)`.
 
-    The buffer is donated. It gives the new one, in a list, and of a `swap` what was there before.
-
-    Where JAX looks for NaNs it would run it again: then nothing is donated.
+    It returns `([new buffer], old part)`, for PRNG keys as bits; only a `swap` has an old part, and
+    other methods have None. The buffer is donated, except while JAX looks for NaNs: then JAX may
+    run the kernel again.
     """
     jit, is_donated = not _jax.is_jit_disabled(), not _jax.looks_for_nans()
     return _updater(method, skeleton, sharding_of(ref), ref.dtype, jit, is_donated)
@@ -122,14 +130,18 @@ def _updater(
     jit: bool,
     is_donated: bool,
 ) -> Kernel:
-    def update_kernel(held: list[Any], operands: list[Value], value: Value) -> Any:
+    def update_kernel(
+        held: list[Buffer], operands: list[Value], value: Value
+    ) -> tuple[list[Buffer], Value | None]:
         index, old = skeleton.join(operands), _jax.wrap_keys(held[0], dtype)
         part = _jax.unwrap_keys(index.read(old)) if method == "swap" else None
         new = index.update(old, "set" if method == "swap" else method, value)
         return [_jax.unwrap_keys(new)], part
 
-    def op_by_op(held: list[Any], operands: list[Value], value: Value) -> Any:
-        # It may be the very array that it was given, and lie where the value did.
+    def op_by_op(
+        held: list[Buffer], operands: list[Value], value: Value
+    ) -> tuple[list[Buffer], Value | None]:
+        # `x` may be the very array that was passed in, and lie on the value's device.
         [x], part = update_kernel(held, operands, value)
         new = jnp.copy(x)
         return [jax.device_put(new, held[0].sharding) if held[0].committed else new], part
@@ -144,11 +156,11 @@ def _updater(
 
 
 # ---------------------------------------------------------------------------------------------
-# The short way: integers and slices of a ref of ours, on one device, of an ordinary dtype
+# The fast path: integers and slices of a ref of ours, on one device, of an ordinary dtype
 
 
 def try_read(ref: RefLike, idx: Indexer) -> jax.Array | None:
-    """`ref[idx]`, or None where the long way must be taken."""
+    """`ref[idx]`, or None where the general path must be taken."""
     found = _locate(ref, idx)
     if found is None:
         return None
@@ -157,7 +169,7 @@ def try_read(ref: RefLike, idx: Indexer) -> jax.Array | None:
 
 
 def try_update(ref: RefLike, idx: Indexer, method: str, value: Value) -> bool:
-    """Writes ("set") or accumulates ("add") `value`; False where the long way must be taken."""
+    """Writes ("set") or accumulates ("add") `value`; False where only the general path can."""
     found = _locate(ref, idx)
     if found is None:
         return False
@@ -171,7 +183,7 @@ def try_update(ref: RefLike, idx: Indexer, method: str, value: Value) -> bool:
         is_scalar = value.shape == ()
     elif kind is not float or ref._dtype != np.float32:
         return False
-    # What JAX compiles another program for, that the first run of each is known.
+    # JAX compiles a program for each of these, and a `Kernel` knows the first run of only one.
     of_value = ref._dtype, kind, is_scalar
     kernel, shape = _quick_updater(method, ref._shape, kinds, of_value)
     if not is_scalar and value.shape != shape:
@@ -184,15 +196,22 @@ def try_update(ref: RefLike, idx: Indexer, method: str, value: Value) -> bool:
     return True
 
 
-def _locate(ref: RefLike, idx: Indexer) -> tuple[tuple[Any, ...], Any] | None:
-    """The kind of the index, an entry for each axis, and its numbers."""
+def _locate(
+    ref: RefLike, idx: Indexer
+) -> tuple[tuple[Any, ...], list[Value] | tuple[()] | np.ndarray] | None:
+    """The kinds of an index's entries, and its operands; None where the general path must be taken.
+
+    A kind is None for an integer, 0 for a whole axis, `(size, step)` for a slice and
+    `("at", shape)` for an int32 array; no kinds at all stand for the whole ref. Operands are a list
+    of at most one number or array, or an int32 array of several numbers, of shape `[n]`.
+    """
     if not ref._is_plain or _jax.is_jit_disabled() or _jax.looks_for_nans():
         return None
     shape = ref._shape
     entries = idx if type(idx) is tuple else (idx,)
     if len(entries) == 1 and entries[0] is ...:
         return (), ()
-    numbers: list[Any] = []
+    numbers: list[Value] = []
     kinds: list[Any] = []
     if len(entries) > len(shape):
         return None
@@ -226,11 +245,11 @@ def _locate(ref: RefLike, idx: Indexer) -> tuple[tuple[Any, ...], Any] | None:
     return tuple(kinds), numbers if len(numbers) < 2 else np.array(numbers, np.int32)
 
 
-# Small integers on the device: to put one there takes longer than a kernel that uses it.
-_SMALL: dict[int, Any] = {}
+# Small integers on the device: transferring one takes longer than a kernel that uses it.
+_SMALL: dict[int, jax.Array] = {}
 
 
-def _small(number: int) -> Any:
+def _small(number: int) -> int | jax.Array:
     found = _SMALL.get(number)
     if found is None:
         if number >= 4096:
@@ -241,9 +260,9 @@ def _small(number: int) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def skeleton_of(shape: tuple[int, ...], kinds: tuple[Any, ...]) -> Index:
-    """The static part of an index: of these kinds, see `_locate`, or of the whole, without any."""
+    """The static part of an index of these kinds, see `_locate`; without any, of the whole."""
 
-    def like(kind: Any) -> Any:
+    def like(kind: Any) -> Indexer:
         match kind:
             case None:
                 return 0
@@ -261,7 +280,7 @@ def skeleton_of(shape: tuple[int, ...], kinds: tuple[Any, ...]) -> Index:
 def _quick_reader(shape: tuple[int, ...], kinds: tuple[Any, ...]) -> Callable[..., jax.Array]:
     skeleton = skeleton_of(shape, kinds)
 
-    def read_kernel(x: jax.Array, numbers: Any) -> jax.Array:
+    def read_kernel(x: jax.Array, numbers: list[Value] | jax.Array) -> jax.Array:
         part = skeleton.join(list(numbers)).read(x)
         return jnp.copy(part) if skeleton.is_whole else part
 
@@ -274,7 +293,9 @@ def _quick_updater(
 ) -> tuple[Kernel, tuple[int, ...]]:
     skeleton = skeleton_of(shape, kinds)
 
-    def update_kernel(held: list[Any], numbers: Any, value: Value) -> Any:
+    def update_kernel(
+        held: list[Buffer], numbers: list[Value] | jax.Array, value: Value
+    ) -> tuple[list[Buffer], None]:
         [x] = held
         value = fit(value, skeleton.result_shape, x.dtype)
         return [skeleton.join(list(numbers)).update(x, method, value)], None

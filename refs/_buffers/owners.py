@@ -1,8 +1,8 @@
-"""Who has the buffers of a ref, or reads them: and whether waiting for that could ever end.
+"""Records of which calls hold or read a ref's buffer, and whether waiting for them can ever end.
 
 Each exchange of buffers (see `exchange.py`) that is under way has a record, as has each reader and
-each callback. Those of a thread are a list, the outermost first: a signal's handler, a finalizer or
-a callback begins one on top of another.
+each callback. A thread's records are a list, the outermost first: a signal handler, a finalizer or
+a callback begins an exchange inside another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from refs import _jax
 from refs._types import RefLike
 from refs.errors import RefStateError
 
-# What holds a ref's buffer, or nothing while that is taken.
+# The list that holds a ref's buffer; empty while the buffer is taken.
 Cell = list[Any]
 
 
@@ -27,10 +27,10 @@ class Record(NamedTuple):
     """An exchange, a reader or a callback.
 
     Attributes:
-      cells: those that it takes.
-      read_cells: those that it reads. Their buffers stay where they are, for others to read.
-      calls_back: whether it runs Python code of users', which may wait for others. Nobody waits
-        for such a one to have read: XLA does, before it writes to what a program reads.
+      cells: the cells that it takes buffers from.
+      read_cells: the cells that it reads. Their buffers stay there, for others to read.
+      calls_back: whether it runs users' Python code, which may wait for other calls. No exchange
+        waits for such a reader: XLA does, before it writes to a buffer that a program reads.
     """
 
     cells: Sequence[Cell]
@@ -45,17 +45,17 @@ class Record(NamedTuple):
 
 
 class _OfThread(threading.local):
-    """The records of the thread that asks, in what is made faster: tuples, or the only cell."""
+    """The current thread's records, in forms that are made faster: a tuple, or the only cell."""
 
     def __init__(self) -> None:
-        self.records: list[Any] = []
+        self.records: list[tuple[Sequence[Cell], Sequence[Cell], bool] | Cell] = []
         _of_threads[threading.get_ident()] = self.records
 
 
-_of_threads: dict[int, list[Any]] = {}
+_of_threads: dict[int, list[tuple[Sequence[Cell], Sequence[Cell], bool] | Cell]] = {}
 mine = _OfThread()
 
-# An item for each exchange that reads: whoever takes buffers looks for them only if there are any.
+# An item for each reader: an exchange searches the records for readers only if there are any.
 readers: list[None] = []
 
 
@@ -68,11 +68,12 @@ def _as_records(records: list[Any]) -> list[Record]:
 
 
 def wait_for_readers(cells: Sequence[Cell]) -> bool:
-    """Waits until nobody reads any more what was taken from these cells; False if that takes long.
+    """Waits until the buffers taken from these cells have no readers; False if that takes long.
 
-    No new readers come, for the cells are empty. Those that there are wait for nobody, or call
-    back: for a program that calls back nobody waits, unless this is one of its callbacks, which
-    would be in its way. Of a reader that was interrupted by this very thread there is no end.
+    No new readers come, because the cells are empty. The present ones wait for no other call, or
+    call back. Those that call back aren't waited for; but a callback gets False for them, since it
+    may be their own, and they wait for it. A reader that this very thread has interrupted never
+    finishes.
     """
     until = time.monotonic() + 0.1
     while True:
@@ -85,7 +86,7 @@ def wait_for_readers(cells: Sequence[Cell]) -> bool:
 
 
 def check_may_wait(ref: RefLike) -> None:
-    """Refuses to wait for a call that waits for us.
+    """Refuses to wait for a call that waits for the current code.
 
     Raises:
       RefStateError: if a call beneath this one on this thread's stack holds the ref, or if this is
@@ -107,7 +108,7 @@ def check_may_wait(ref: RefLike) -> None:
 
 
 def check_not_read(refs: Iterable[RefLike]) -> None:
-    """Refuses a callback to write what a program with callbacks reads: it may be its own.
+    """Refuses a callback's write to a ref that a program with callbacks, perhaps its own, reads.
 
     Raises:
       RefStateError: if one of the refs is read by a running program, and this is a callback.
@@ -121,23 +122,23 @@ def check_not_read(refs: Iterable[RefLike]) -> None:
             )
 
 
-# Among the records of a thread: from here on a running program has called back.
+# A mark in a thread's records: a callback of a running program has begun those after it.
 _CALLBACK = Record((), (), False)
 
 
 def called_back(callback: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`callback(*args, **kwargs)`, a function of users' that a running program calls."""
+    """`callback(*args, **kwargs)`, for a user's function that a running program calls."""
     records = mine.records
     try:
         records += (_CALLBACK,)
-        found = callback(*args, **kwargs)  # and not returned at once, see `exchange.look`
+        found = callback(*args, **kwargs)  # as in `exchange.call_reading`
         return found
     finally:
         del records[-1]
 
 
 def _is_callback() -> bool:
-    """Whether this is code that a running program, JAX's or ours, has called."""
+    """Whether a running program, JAX's or ours, has called the current code."""
     if any(r is _CALLBACK for r in mine.records):
         return True
     frame: FrameType | None = sys._getframe(1)

@@ -1,4 +1,4 @@
-"""Exchanges of what several handles hold, ours and JAX's own, at one moment."""
+"""Exchanges of the buffers of several handles, ours and JAX's own, as one atomic operation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from refs._types import Buffer, RefLike, Value
 
 
 def exchange_refs(
-    written: Sequence[Any],
-    read: Sequence[Any],
-    call: Callable[[list[Any], list[Any]], Any],
+    written: Sequence[RefLike],
+    read: Sequence[RefLike],
+    call: Callable[[list[Buffer], list[Buffer]], tuple[Sequence[Buffer], Any]],
     calls_back: bool = False,
 ) -> Any:
     """An `exchange` over distinct handles, with `call(held, read_buffers)`.
 
-    It is tried again while one isn't free, or if `call` raises Busy itself.
+    It is retried while a buffer isn't available, or if `call` itself raises Busy.
 
     Raises:
       RefStateError: if a ref has ended, or waiting for it would never end.
@@ -31,7 +31,7 @@ def exchange_refs(
 
     def attempt() -> Any:
         cells, read_cells = [*map(_cell_of, written)], [*map(_cell_of, read)]
-        read_buffers: list[Any] = []
+        read_buffers: list[Buffer] = []
         before = [c[0] for r, c in zip(written, cells, strict=True) if not is_ours(r)]
         try:
             return exchange(cells, call, (read_buffers,), read_cells, read_buffers, calls_back)
@@ -44,28 +44,28 @@ def exchange_refs(
     return patiently(attempt, written, read)
 
 
-def _cell_of(ref: RefLike) -> list[Any]:
-    """A ref's cell; one of JAX's own gets one for the time being."""
+def _cell_of(ref: RefLike) -> list[Buffer]:
+    """A ref's cell; a temporary one for a handle of JAX's own."""
     return ref._cell if is_ours(ref) else [buffer_of(ref)]
 
 
 def replaced(
-    written: Sequence[Any],
-    read: Sequence[Any],
-    body: Callable[[list[Any], list[Any]], Any],
+    written: Sequence[RefLike],
+    read: Sequence[RefLike],
+    body: Callable[[list[Buffer], list[Buffer]], tuple[Sequence[Value], Any]],
     calls_back: bool,
 ) -> Any:
-    """Gives refs the values that `body(state, constants)` makes, and returns the rest of it.
+    """Gives refs the values that `body(state, constants)` makes, and returns what else it makes.
 
-    `body` is given copies, and gives `(new state, rest)`: it may be run op by op, and use what it
-    is given as it likes. The refs get all of it or nothing.
+    `body` is given copies, and returns `(new state, rest)`: it may be run op by op, and do anything
+    with its arguments. Either all refs get their new values or none does.
     """
 
-    def copied(held: list[Any], read_buffers: list[Any]) -> Any:
+    def copied(held: list[Buffer], read_buffers: list[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
         return held, _copies(read, read_buffers)
 
-    def call(held: list[Any], _: list[Any]) -> Any:
-        # As a reader of its own, which has gone when `body` runs.
+    def call(held: list[Buffer], _: list[Buffer]) -> tuple[list[Buffer], Any]:
+        # A separate exchange, whose record as a reader is gone when `body` runs.
         read_cells, read_buffers = [*map(_cell_of, read)], []  # type: ignore[var-annotated]
         constants = exchange([], copied, (read_buffers,), read_cells, read_buffers)
         new, rest = body(_copies(written, held), constants)
@@ -78,22 +78,22 @@ def replaced(
 
 
 def holding(refs: Sequence[RefLike], call: Callable[[], Any]) -> Any:
-    """`call()`, which calls back, while these refs are taken: its callbacks can't have them."""
+    """`call()`, which calls back, while these refs are taken: its callbacks can't use them."""
     return exchange_refs(refs, [], lambda held, _: (held, jax.block_until_ready(call())), True)
 
 
 def replace(
     refs: Sequence[RefLike],
     values: Sequence[Value],
-    objection: Callable[[Sequence[Any], Sequence[Any]], Any],
+    objection: Callable[[Sequence[RefLike], Sequence[Buffer]], Any],
 ) -> Any:
     """Gives distinct refs new values: all of them or none.
 
-    They get none if `objection(refs, buffers)`, of what they hold until then, gives anything, which
-    is returned.
+    They get none if `objection(refs, buffers)`, for their old buffers, doesn't return None; its
+    result is returned.
     """
 
-    def call(held: list[Any], _: list[Any]) -> Any:
+    def call(held: list[Buffer], _: list[Buffer]) -> tuple[list[Buffer], Any]:
         found = objection(refs, held)
         if found is None:
             _overwrite(refs, held, values)
@@ -102,8 +102,8 @@ def replace(
     return exchange_refs(refs, [], call) if refs else None
 
 
-def _overwrite(refs: Sequence[RefLike], held: list[Any], values: Sequence[Value]) -> None:
-    """Puts values into buffers, which are donated."""
+def _overwrite(refs: Sequence[RefLike], held: list[Buffer], values: Sequence[Value]) -> None:
+    """Writes values into the buffers in `held`, which are donated."""
 
     def write() -> None:
         for k, (ref, value) in enumerate(zip(refs, values, strict=True)):
@@ -113,7 +113,7 @@ def _overwrite(refs: Sequence[RefLike], held: list[Any], values: Sequence[Value]
     without_signals(write)
 
 
-def _copies(refs: Sequence[RefLike], buffers: Sequence[Buffer]) -> list[Any]:
+def _copies(refs: Sequence[RefLike], buffers: Sequence[Buffer]) -> list[Buffer]:
     try:
         return [
             reader(skeleton_of(ref.shape, ()), ref.dtype)(buffer, [])
@@ -121,5 +121,5 @@ def _copies(refs: Sequence[RefLike], buffers: Sequence[Buffer]) -> list[Any]:
         ]
     except (RuntimeError, ValueError):
         if any(buffer.is_deleted() for buffer in buffers):
-            raise Busy from None  # and lost, which waiting says
+            raise Busy from None  # A value is lost: `wait` raises the error for it.
         raise

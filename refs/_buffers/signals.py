@@ -1,4 +1,4 @@
-"""Signals that have to wait."""
+"""Signals that are deferred while a function runs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 def without_signals(run: Callable[[], Any]) -> Any:
     """`run()`, after which the signals that came meanwhile are handled.
 
-    The first time that JAX runs a program, its Python code has the results in its hands for a
-    while: an interrupt there would lose them.
+    In a program's first run, JAX's Python code holds the results for a while: an interrupt there
+    would lose them.
     """
     if threading.current_thread() is not threading.main_thread():
         return run()  # Python handles signals in the main thread only.
     came: list[tuple[int, Any]] = []
-    # The last to be put back is the one that raises, KeyboardInterrupt.
+    # SIGINT's handler, which raises KeyboardInterrupt, is put back last.
     numbers = sorted(signal.valid_signals(), key=signal.SIGINT.__eq__)
     handlers: dict[int, Any] = {n: signal.getsignal(n) for n in filter(_is_handled, numbers)}
     try:

@@ -1,1 +1,1 @@
-"""What the transformations that differentiate share."""
+"""A call over refs as a pure function, for the transformations that differentiate it."""

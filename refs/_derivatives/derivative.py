@@ -1,4 +1,4 @@
-"""What the transformations that differentiate have in common."""
+"""Code shared by the differentiating transformations: `Direct` or `Traced`, and checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from refs._derivatives.direct import Direct, op_by_op
 from refs._derivatives.inputs import Inputs
 from refs._derivatives.traced import Traced
 from refs._transactions.signature import check_callable
-from refs._types import Value
+from refs._types import PyTree, Value
 from refs.errors import RefTypeError, RefValueError
 
 
@@ -24,16 +24,16 @@ def differentiable(
     fun: Callable[..., Any],
     inputs: Inputs,
     has_aux: bool,
-    check: Callable[[Any], None] = lambda x: None,
+    check: Callable[[Value], None] = lambda x: None,
 ) -> Differentiable:
-    """A call as a pure function. Where anything is known of its values, Python may look at them."""
+    """A call as a pure function. Outside of staging traces, Python code may inspect its values."""
     check_callable(doing, fun)
     kind = Traced if _jax.is_staging() else Direct
     return kind(doing, fun, inputs, has_aux, check)
 
 
-def check_reduce_axes(doing: str, reduce_axes: Any) -> None:
-    """JAX still has the keyword, and takes nothing for it."""
+def check_reduce_axes(doing: str, reduce_axes: Sequence[Any]) -> None:
+    """JAX still has the keyword, but accepts only an empty value."""
     if reduce_axes:
         raise RefValueError(f"{doing}: reduce_axes={reduce_axes!r} means nothing any more in JAX")
 
@@ -45,13 +45,13 @@ def derivative(
     has_aux: bool,
     holomorphic: bool,
     allow_int: bool,
-    derive: Callable[[Differentiable, Inputs], Any],
-) -> Callable[..., Any]:
-    """The function of `fun`'s arguments that `derive(f, inputs)` evaluates."""
+    derive: Callable[[Differentiable, Inputs], PyTree],
+) -> Callable[..., PyTree]:
+    """A function of `fun`'s arguments: `derive(f, inputs)` for the call as a pure function `f`."""
     check_callable(doing, fun)
 
     @functools.wraps(fun)
-    def derived(*args: Any, **kwargs: Any) -> Any:
+    def derived(*args: Any, **kwargs: Any) -> PyTree:
         def check(x: Value) -> None:
             _check_variable(doing, x, holomorphic, allow_int)
 
@@ -62,8 +62,8 @@ def derivative(
 
 
 def _check_variable(doing: str, x: Value, holomorphic: bool, allow_int: bool) -> None:
-    """Refuses what has no gradient of its own type, as JAX does."""
-    if _jax.is_of_hi_type(x):  # Its derivative is what it says itself.
+    """Refuses a variable that has no gradient of its own type, as JAX does."""
+    if _jax.is_of_hi_type(x):  # Such a type defines its tangents itself.
         return
     dtype = jnp.result_type(x)
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):

@@ -14,48 +14,55 @@ from jax import lax
 from refs import _jax
 from refs._derivatives.inputs import Inputs
 from refs._transactions.signature import flags
-from refs._types import PyTreeDef, Value
+from refs._types import PyTree, PyTreeDef, Value
 from refs.errors import RefEscapeError, RefTypeError
 
 
 class Differentiable(ABC):
-    """A call as a pure function of its variables: `_direct` says how, or `_traced`.
+    """A call as a pure function of its variables. Subclasses: `Direct` and `Traced`.
 
-    `check` is called with the value of each variable, when it is known, and may refuse it.
+    The `values` are the array variables, then the contents of the ref variables at entry.
+    `check(value)` is called for each of them when it is known, and may refuse it.
 
     Attributes:
-      out_tree: the structure of the function's output, auxiliary data apart. It is known once the
+      out_tree: the structure of the function's output without auxiliary data. It is set once the
         function has run.
-      has_backward_effects: whether the backward pass may touch refs, which is known then, too.
+      has_backward_effects: whether the backward pass may touch refs. It is set then, too.
     """
 
     out_tree: PyTreeDef
     has_backward_effects: bool
 
-    def __init__(self, doing: str, inputs: Inputs, has_aux: bool, check: Callable[[Any], None]):
+    def __init__(self, doing: str, inputs: Inputs, has_aux: bool, check: Callable[[Value], None]):
         self.doing, self.inputs, self.has_aux, self.check = doing, inputs, has_aux, check
 
     @abstractmethod
-    def __call__(self, values: Sequence[Value]) -> tuple[list[Any], Any]:
-        """(outputs, what else comes of it), for these values of the variables."""
+    def __call__(self, values: Sequence[Value]) -> tuple[list[Value], Any]:
+        """`(outputs, rest)`: a value for each leaf of `out_tree`, and the other results.
 
-    @abstractmethod
-    def with_contents(self, values: Sequence[Value]) -> tuple[Any, Any]:
-        """`self(values)`, with the final contents of the variables that it writes as outputs.
-
-        They are a dictionary, by the number of the ref. Of the others, nothing has become.
+        `rest` isn't differentiated: auxiliary data and state, as the subclass describes.
         """
 
     @abstractmethod
-    def run(self, transformed: Callable[[list[Any]], tuple[Any, ...]]) -> tuple[Any, ...]:
+    def with_contents(
+        self, values: Sequence[Value]
+    ) -> tuple[tuple[list[Value], dict[int, Value]], Any]:
+        """`((outputs, final), rest)`: `self(values)`, with final contents of refs as outputs, too.
+
+        `final` has those of the variables that the function writes, by the position in
+        `inputs.refs`.
+        """
+
+    @abstractmethod
+    def run(self, transformed: Callable[[list[Value]], tuple[Any, ...]]) -> tuple[Any, ...]:
         """`transformed(values)`, one of JAX's transformations of this function, as one operation.
 
-        It gives a tuple, of which the last is what else this function returns. The state in that
-        is written back, and only the auxiliary data are left of it.
+        `transformed` returns a tuple, whose last item is this function's `rest`. The state in it is
+        written back to the refs, and the auxiliary data take its place in the result.
         """
 
-    def holding(self, in_nzs: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Makes of a function of `values` one in which those flagged as false are constant."""
+    def holding(self, in_nzs: PyTree | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """A decorator for functions of `values`: those flagged false in `in_nzs` are constant."""
         if in_nzs is None:
             return lambda fun: fun
         inputs = self.inputs
@@ -69,8 +76,8 @@ class Differentiable(ABC):
 
         return held
 
-    def outputs(self, arrays: Sequence[Value]) -> Any:
-        """The function's output, from one item for each array in it."""
+    def outputs(self, arrays: Sequence[Value]) -> PyTree:
+        """The function's output, from one item for each of its leaves."""
         return jax.tree.unflatten(self.out_tree, arrays)
 
     def escaped(self, described: str) -> RefEscapeError:
@@ -82,7 +89,7 @@ class Differentiable(ABC):
 
 
 def returning_pair(doing: str, fun: Callable[..., Any]) -> Callable[..., Any]:
-    """`fun`, whose result must be a pair."""
+    """`fun`, with a check that its result is a pair."""
 
     @functools.wraps(fun)
     def checked(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -98,8 +105,8 @@ def returning_pair(doing: str, fun: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def as_variable(x: Value) -> Any:
-    """An array where it has a tangent; other numbers stay those of Python and NumPy, as in JAX."""
+def as_variable(x: Value) -> Value:
+    """A number as an array if it has a tangent. Others stay Python's or NumPy's, as in JAX."""
     if not isinstance(x, jax.typing.ArrayLike) or isinstance(x, jax.Array):
         return x
     return _jax.as_array(x) if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else x

@@ -1,4 +1,4 @@
-"""A call that is differentiated while it runs, so that Python may look at its values."""
+"""A call that is differentiated while it runs, so that Python code may inspect its values."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from refs._handles import access
 from refs._handles.access import describe
 from refs._handles.predicates import is_ref
 from refs._inplace.in_place import in_place
+from refs._origin import Origin
 from refs._tracing.facts import can_fail, can_fail_itself
 from refs._tracing.trace import NewRef, PartlyKnown, advised, result_of, strip_refs
 from refs._transactions.calls import has_loops, run
 from refs._transactions.transaction import make
-from refs._types import Buffer, Primitive, RefLike, Value
+from refs._types import Buffer, ClosedJaxpr, Primitive, RefLike, Value
 from refs.errors import RefStateError
 
 
 def op_by_op(fun: Callable[[], Any]) -> Any:
     """`fun()`, at top level as one operation: refs get all that it writes to them, or nothing.
 
-    Inside a trace it is a part of that one. If a ref has been written from elsewhere meanwhile, by
-    another thread, what `fun` has computed of it is void, and `fun` is called once more.
+    Inside a trace it is a part of that trace. If another thread has written a ref meanwhile, the
+    results that `fun` has computed from the ref are void, and `fun` is called once more.
 
     Raises:
-      RefStateError: if that happens again and again, or where callbacks would be called again.
+      RefStateError: if that happens again and again, or if callbacks would be called again.
     """
     if not _jax.at_top_level():
         return fun()
@@ -59,8 +60,8 @@ def op_by_op(fun: Callable[[], Any]) -> Any:
 _ATTEMPTS = 100
 
 
-def _attempt(fun: Callable[[], Any]) -> tuple[Any, Any, bool]:
-    """(the result, a ref that somebody else has written, whether `fun` can't be called again)."""
+def _attempt(fun: Callable[[], Any]) -> tuple[Any, RefLike | None, bool]:
+    """(the result, a ref that was written from elsewhere, whether `fun` can't be called again)."""
     trace = _AtTopLevel()
     with failures_told():
         with _jax.set_current_trace(trace):
@@ -81,17 +82,17 @@ def _attempt(fun: Callable[[], Any]) -> tuple[Any, Any, bool]:
 
 
 class _AtTopLevel(OpByOp):
-    """The trace in which all ends up. Loops are compiled, as everywhere, so as to work in place."""
+    """The outermost trace. It compiles loops, as other traces do, so that they work in place."""
 
     def __init__(self) -> None:
         super().__init__(_jax.eval_trace, _jax.eval_trace)
-        self._buffers: dict[int, Any] = {}
+        self._buffers: dict[int, Buffer] = {}  # by the id of a ref: its buffer when it was read
 
-    def read(self, ref: RefLike) -> Any:
+    def read(self, ref: RefLike) -> Value:
         buffer = value = None
         while buffer is None or buffer_of(ref) is not buffer:  # Another thread may write.
             buffer, value = buffer_of(ref), super().read(ref)
-            if not is_ours(ref):  # JAX's own refs aren't safe among threads.
+            if not is_ours(ref):  # JAX's own refs aren't thread-safe.
                 break
         self._buffers[id(ref)] = buffer
         return value
@@ -101,7 +102,7 @@ class _AtTopLevel(OpByOp):
         primitive: Primitive,
         operands: Sequence[Value],
         params: dict[str, Any],
-        inner: Sequence[Any],
+        inner: Sequence[ClosedJaxpr],
     ) -> Any:
         call = functools.partial(super().bind, primitive, operands, params, inner)
         if has_loops(primitive, inner):
@@ -110,8 +111,8 @@ class _AtTopLevel(OpByOp):
             return call()
         return holding([*filter(is_ours, self.opened)], call)
 
-    def first_changed(self, refs: Sequence[RefLike], buffers: Sequence[Buffer]) -> Any:
-        """The first of these refs that somebody else has written since it was read."""
+    def first_changed(self, refs: Sequence[RefLike], buffers: Sequence[Buffer]) -> RefLike | None:
+        """The first of these refs that was written from elsewhere after it was read."""
         return next(
             (
                 ref
@@ -136,10 +137,11 @@ def _compiled(primitive: Primitive, params: tuple[Any, ...]) -> Callable[..., An
 def backward(
     fun: Callable[..., Any], refs: Sequence[RefLike], arrays: Sequence[Value], has_effects: bool
 ) -> Any:
-    """`fun(refs, arrays)`, the backward pass of a call, which may touch refs.
+    """`fun(refs, arrays)`, the backward pass of a call. With `has_effects` it may touch refs.
 
-    JAX transposes loops and branches into ones that hide the refs they touch, those of users'
-    backward rules, where only we can see them: in a trace, it is a transaction of its own.
+    JAX transposes loops and branches to equations that hide the refs which users' backward rules
+    touch in them; only this library finds these. So in a staging trace, such a pass is a
+    transaction of its own.
     """
     if has_effects and _jax.is_staging():
         return run(fun, refs, arrays)
@@ -147,9 +149,13 @@ def backward(
 
 
 class Direct(Differentiable):
-    """What else comes of it: the auxiliary data's arrays, values of new refs, the new state."""
+    """A call that is run op by op.
 
-    _outside: Any  # the trace around the transformation
+    Its `rest` is `(arrays, contents, state)`: the arrays in the auxiliary data, the final values of
+    new refs in them, and those of the refs that the function has written.
+    """
+
+    _outside: _jax.Trace  # the trace around the transformation
 
     def __init__(
         self,
@@ -157,12 +163,12 @@ class Direct(Differentiable):
         fun: Callable[..., Any],
         inputs: Inputs,
         has_aux: bool,
-        check: Callable[[Any], None],
+        check: Callable[[Value], None],
     ):
         super().__init__(doing, inputs, has_aux, check)
         self._fun = returning_pair(doing, fun) if has_aux else fun
 
-    def __call__(self, values: Sequence[Value]) -> tuple[list[Any], Any]:
+    def __call__(self, values: Sequence[Value]) -> tuple[list[Value], Any]:
         n, refs = len(self.inputs.arrays), self.inputs.refs
         trace = OpByOp(_jax.current_trace(), self._outside, is_differentiated=True)
         for ref, value in zip(refs, values[n:], strict=True):
@@ -184,7 +190,9 @@ class Direct(Differentiable):
         trace.end()
         return out, (arrays, contents, state)
 
-    def with_contents(self, values: Sequence[Value]) -> tuple[Any, Any]:
+    def with_contents(
+        self, values: Sequence[Value]
+    ) -> tuple[tuple[list[Value], dict[int, Value]], Any]:
         out, rest = self(values)
         *_, state = rest
         number = {id(ref): k for k, ref in enumerate(self.inputs.refs)}
@@ -195,7 +203,7 @@ class Direct(Differentiable):
         }
         return (out, final), rest
 
-    def run(self, transformed: Callable[[list[Any]], tuple[Any, ...]]) -> tuple[Any, ...]:
+    def run(self, transformed: Callable[[list[Value]], tuple[Any, ...]]) -> tuple[Any, ...]:
         def inside() -> tuple[Any, ...]:
             self._outside = _jax.current_trace()
             arrays, refs = self.inputs.arrays, self.inputs.refs
@@ -212,11 +220,11 @@ class Direct(Differentiable):
         return op_by_op(inside)
 
 
-def _as_array(x: Value) -> Any:
+def _as_array(x: Value) -> Value:
     return _jax.as_array(x) if isinstance(x, jax.typing.ArrayLike) else x
 
 
-def _made(value: Value, origin: Any) -> Any:
-    """The ref that a function has made and returned, out here."""
+def _made(value: Value, origin: Origin) -> RefLike:
+    """The ref outside of a function for one that it has made and returned, with its final value."""
     trace = _jax.current_trace()
     return trace.make(value, origin) if isinstance(trace, OpByOp) else make(value, origin)

@@ -1,4 +1,4 @@
-"""What a call is differentiated with respect to: arrays, and the contents at entry of refs.
+"""The variables of a differentiated call: arrays, and the contents of refs at entry.
 
 A view among the arguments stands for its part of a ref's contents.
 """
@@ -21,12 +21,12 @@ from refs._handles.view import RefView
 from refs._indexing.index import Index
 from refs._tracing.trace import one_name, unique
 from refs._transactions.signature import dtype_of
-from refs._types import Aval, PyTreeDef, RefLike, Value
+from refs._types import Aval, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
 
 class Variable(NamedTuple):
-    """A leaf of the differentiated arguments: one of the `values`, or the part that a view names.
+    """A leaf of the differentiated arguments: the value at `position`, or the view's part of it.
 
     It is a pytree: the indices of the view may be traced.
     """
@@ -36,17 +36,19 @@ class Variable(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """A call, taken apart.
+    """The arguments of a call, with the variables taken out.
+
+    The `values` of the variables are `arrays`, then the contents of `refs`.
 
     Attributes:
-      rebuild: puts `(refs, arrays)` back into `(args, kwargs)`.
-      refs: the refs that are variables, distinct. The others stay what they are, as arrays do.
+      rebuild: `rebuild(refs, arrays)` is `(args, kwargs)`, with these in the variables' places.
+      refs: the distinct refs that are variables. Other refs and arrays stay in the call.
       arrays: the array variables.
-      tree: the structure of the variables, views being leaves.
-      variables: for each leaf of it, which of the values it is: the arrays, then contents of refs.
+      tree: the structure of the variables, with views as leaves.
+      variables: for each leaf of `tree`, its place among the values.
     """
 
-    rebuild: Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+    rebuild: Callable[[Sequence[RefLike], Sequence[Value]], tuple[tuple[Any, ...], dict[str, Any]]]
     refs: list[RefLike]
     arrays: list[Value]
     tree: PyTreeDef
@@ -61,13 +63,13 @@ class Inputs(NamedTuple):
         flat, whole = jax.tree.flatten((args, kwargs), is_leaf=is_view)
         given = args[chosen[0]] if np.ndim(argnums) == 0 else tuple(args[k] for k in chosen)
         tree = jax.tree.structure(given, is_leaf=is_view)
-        # Which leaves of the call are variables, in the order of `given`.
+        # The places in `flat` of the leaves that are variables, in the order of `given`.
         sizes = [len(jax.tree.leaves(x, is_leaf=is_view)) for x in args]
         starts = [sum(sizes[:k]) for k in range(len(sizes))]
         places = [starts[k] + j for k in chosen for j in range(sizes[k])]
         _check_distinct(doing, [flat[i] for i in places])
 
-        def ref_of(x: Value) -> Any:
+        def ref_of(x: Value) -> RefLike | None:
             return x.ref if is_view(x) else x if is_ref(x) else None
 
         for x in flat:
@@ -83,8 +85,10 @@ class Inputs(NamedTuple):
                 return Variable(arrays[i])
             return Variable(len(arrays) + place[id(ref)], flat[i] if is_view(flat[i]) else None)
 
-        def rebuild(new_refs: Sequence[Any], new_arrays: Sequence[Any]) -> Any:
-            def replaced(i: int, x: Value) -> Any:
+        def rebuild(
+            new_refs: Sequence[RefLike], new_arrays: Sequence[Value]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            def replaced(i: int, x: Value) -> PyTree:
                 if i in arrays:
                     return new_arrays[arrays[i]]
                 return jax.tree.map(lambda y: new_refs[place[id(y)]] if id(y) in place else y, x)
@@ -94,7 +98,7 @@ class Inputs(NamedTuple):
         variables = tuple(variable(i) for i in places)
         return Inputs(rebuild, refs, [flat[i] for i in arrays], tree, variables)
 
-    def flatten(self, doing: str, given: Any) -> list[Any]:
+    def flatten(self, doing: str, given: PyTree) -> list[Value | RefLike]:
         """The inverse of `unflatten`: a leaf for each variable, after a check of the structure."""
         leaves, tree = jax.tree.flatten(given)
         if tree != self.tree:
@@ -110,12 +114,14 @@ class Inputs(NamedTuple):
         x: Value = variable.view or (
             _jax.shaped_abstractify(self.arrays[k]) if k < n else self.refs[k - n]
         )
-        if dtype_of(x) is None:  # A user's own type says all.
+        if dtype_of(x) is None:  # The name of a user's own type is enough.
             return (), str(x)
         return x.shape, x.dtype.name if jnp.issubdtype(x.dtype, jnp.inexact) else "float0"
 
-    def gather(self, doing: str, leaves: Sequence[Value], values: Sequence[Value]) -> list[Any]:
-        """A tangent for each value, from one for each variable."""
+    def gather(
+        self, doing: str, leaves: Sequence[Value | RefLike], values: Sequence[Value]
+    ) -> list[Value]:
+        """A tangent for each value, from one for each variable: those of one ref's parts add up."""
         tangents: list[Value] = [None] * len(values)
         for variable, leaf in zip(self.variables, leaves, strict=True):
             k = variable.position
@@ -125,10 +131,10 @@ class Inputs(NamedTuple):
             tangents[k] = given if tangents[k] is None else tangents[k] + given
         return tangents
 
-    def unflatten(self, values: Sequence[Value]) -> Any:
-        """An array for each variable, from one for each value: of its shape, after other axes."""
+    def unflatten(self, values: Sequence[Value]) -> PyTree:
+        """An array for each variable, from one for each value, `[*leading, *value.shape]`."""
 
-        def part(variable: Variable) -> Any:
+        def part(variable: Variable) -> Value:
             value = values[variable.position]
             if variable.view is None:
                 return value
@@ -154,7 +160,7 @@ def _positions(doing: str, argnums: int | Sequence[int], args: tuple[Any, ...]) 
 
 
 def _check_distinct(doing: str, leaves: Sequence[Value]) -> None:
-    """A ref may be a variable once: its parts may, too, if it isn't one as a whole."""
+    """Refuses a ref that is a variable twice, or both whole and in parts. Only parts may repeat."""
     whole = [id(x) for x in leaves if is_ref(x)]
     parts = [x.ref for x in leaves if isinstance(x, RefView)]
     repeated = [x for x in leaves if is_ref(x) and whole.count(id(x)) > 1]
@@ -165,10 +171,10 @@ def _check_distinct(doing: str, leaves: Sequence[Value]) -> None:
         )
 
 
-def part_of(value: Value, view: RefView, leading: int = 0) -> Any:
-    """The part of a ref's contents, after other axes, that a view names."""
+def part_of(value: Value, view: RefView, leading: int = 0) -> Value:
+    """A view's part, `[*leading axes, *view.shape]`, of a value `[*leading axes, *ref.shape]`."""
 
-    def take(x: Value) -> Any:
+    def take(x: Value) -> Value:
         for idx in view._path:
             x = Index.parse(idx, x.shape).read(x)
         return x
@@ -180,8 +186,11 @@ def part_of(value: Value, view: RefView, leading: int = 0) -> Any:
     return rows.reshape(*front, *rows.shape[1:])
 
 
-def _of_whole(doing: str, view: RefView, whole: Any, tangent: Value) -> Any:
-    """The tangent of a ref's contents in the direction of one of its part: the adjoint of that."""
+def _of_whole(doing: str, view: RefView, whole: Value, tangent: Value) -> Value:
+    """The tangent of a ref's contents, given that of a view's part: the adjoint of `part_of`.
+
+    `whole` and the result: `[*ref.shape]`; `tangent`: `[*view.shape]`.
+    """
     if not jnp.issubdtype(whole.dtype, jnp.inexact):
         return np.zeros(whole.shape, jax.dtypes.float0)
     aval: Aval = _jax.shaped_abstractify(tangent)

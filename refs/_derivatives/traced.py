@@ -1,4 +1,4 @@
-"""A call that is traced first, and differentiated then."""
+"""A call that is traced first and then differentiated."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ from refs._types import Value
 
 
 class Traced(Differentiable):
-    """What else comes of it: auxiliary arrays, the new state, and values of new refs."""
+    """A call that is traced to a transaction.
 
-    _state: Sequence[Any]
-    _constants: Sequence[Any]
+    Its `rest` is `(arrays, state, made)`: all arrays that the function returns, the new state, and
+    the final values of new refs.
+    """
+
+    _state: Sequence[Value]  # one for each slot in `_t.written`
+    _constants: Sequence[Value]  # one for each slot in `_t.read`
 
     def __init__(
         self,
@@ -28,7 +32,7 @@ class Traced(Differentiable):
         fun: Callable[..., Any],
         inputs: Inputs,
         has_aux: bool,
-        check: Callable[[Any], None],
+        check: Callable[[Value], None],
     ):
         super().__init__(doing, inputs, has_aux, check)
         if has_aux:
@@ -47,8 +51,8 @@ class Traced(Differentiable):
         self.has_backward_effects = has_custom_vjp(traced.jaxpr.jaxpr)
 
     @property
-    def values(self) -> list[Any]:
-        """One array for each variable: the arrays, then the contents of refs at entry."""
+    def values(self) -> list[Value]:
+        """The array variables, then the contents of ref variables at entry: zeros if unused."""
         known = {
             slot.argument: value
             for slots, values in ((self._t.written, self._state), (self._t.read, self._constants))
@@ -59,10 +63,10 @@ class Traced(Differentiable):
         ]
         return [*map(as_variable, self.inputs.arrays), *contents]
 
-    def __call__(self, values: Sequence[Value]) -> tuple[list[Any], Any]:
+    def __call__(self, values: Sequence[Value]) -> tuple[list[Value], Any]:
         n = len(self.inputs.arrays)
 
-        def at(slots: Sequence[Slot], held: Sequence[Any]) -> list[Any]:
+        def at(slots: Sequence[Slot], held: Sequence[Value]) -> list[Value]:
             return [
                 value if slot.argument is None else values[n + slot.argument]
                 for slot, value in zip(slots, held, strict=True)
@@ -76,7 +80,9 @@ class Traced(Differentiable):
         )
         return [arrays[k] for k in self._outputs], (arrays, state, made)
 
-    def with_contents(self, values: Sequence[Value]) -> tuple[Any, Any]:
+    def with_contents(
+        self, values: Sequence[Value]
+    ) -> tuple[tuple[list[Value], dict[int, Value]], Any]:
         out, rest = self(values)
         _, state, _ = rest
         final = {
@@ -86,7 +92,7 @@ class Traced(Differentiable):
         }
         return (out, final), rest
 
-    def run(self, transformed: Callable[[list[Any]], tuple[Any, ...]]) -> tuple[Any, ...]:
+    def run(self, transformed: Callable[[list[Value]], tuple[Any, ...]]) -> tuple[Any, ...]:
         def body(state: list[Value], constants: list[Value]) -> Any:
             self._state, self._constants = state, constants
             for x in self.values:
@@ -109,6 +115,7 @@ def _with_known_aux(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _described(marker: Any, inputs: Inputs) -> str:
+    """The ref in the output that a marker of `strip_refs` stands for, for messages."""
     if isinstance(marker, NewRef):
         return "a ref made inside" if marker.origin is UNKNOWN else marker.origin.describe()
     return describe(marker.ref if hasattr(marker, "ref") else inputs.refs[marker.position])

@@ -1,4 +1,4 @@
-"""Stands for a ref that isn't there, to trace and to compile for."""
+"""A stand-in for a ref, to trace and compile a function without one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from refs._handles.ref import Ref
 from refs._handles.ref_type import RefType
 from refs._indexing.sharded import mesh_sharding
 from refs._origin import Origin, user_site
+from refs._types import RefLike, Value
 
 
 class AbstractHandle(Ref):
-    """A handle without a value, of the type that a `ShapeDtypeStruct` with `is_ref` names."""
+    """A handle without a value, of the type given by a `ShapeDtypeStruct` with `is_ref`."""
 
     __slots__ = ("_instead",)
 
@@ -35,6 +36,6 @@ class AbstractHandle(Ref):
         return self._instead
 
 
-def handle_or_abstract(leaf: Any) -> Any:
-    """An argument of a trace, where a ref may be there in name only."""
+def handle_or_abstract(leaf: Value | RefLike) -> Value | RefLike:
+    """A leaf of a trace's arguments: a handle for a `ShapeDtypeStruct` that stands for a ref."""
     return AbstractHandle(leaf) if type(leaf) is jax.ShapeDtypeStruct and leaf.is_ref else leaf

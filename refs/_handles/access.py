@@ -1,7 +1,7 @@
-"""get, set, swap, addupdate and the other in-place updates: of handles and of traced refs alike.
+"""get, set, swap, addupdate and the other in-place updates, of handles and of traced refs alike.
 
-Outside any trace an operation runs at once (`refs._buffers.kernels`); inside one it becomes JAX's
-own ref primitive, so that every trace, ours or JAX's, sees one vocabulary.
+Outside any trace an operation runs at once (`refs._buffers.kernels`). Inside one it becomes JAX's
+own ref primitive, so that every trace, ours or JAX's, gets the same primitives.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from refs._indexing.sharded import sharded_as_part
 from refs._indexing.syntax import Span
 from refs._indexing.values import fit, is_enabled
 from refs._origin import is_raised_by_jax, origin_of, user_site
-from refs._types import Indexer, Primitive, RefLike, Value
+from refs._types import Aval, Indexer, Primitive, RefLike, Sharding, Value
 from refs.errors import RefError, RefEscapeError, RefStateError, RefTypeError, RefValueError
 
 
-def check_ref(ref: RefLike, doing: str) -> Any:
-    """`ref`'s array type, after making sure that it is a ref that can be used here and now."""
-    if hasattr(ref, "_cell"):  # A handle of ours: the common case, quickly.
+def check_ref(ref: RefLike, doing: str) -> Aval:
+    """`ref`'s array type, after a check that it is a ref and that it can be used now."""
+    if hasattr(ref, "_cell"):  # A handle of ours, the common case: a fast path.
         ref._check()
         if _jax.trace_state.value is None:
             raise RefStateError(
@@ -68,9 +68,9 @@ class blamed:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, RefError) and not getattr(error, "_is_blamed", False):
-            # Not by a variable: an error and a frame that hold each other would keep the ref alive.
+            # In no variable: an error and a frame that hold each other would keep the ref alive.
             raise _blamed(error, f"{self.doing} of {describe(self.ref)}: {error}") from None
 
 
@@ -134,7 +134,7 @@ def set(ref: RefLike, idx: Indexer, value: Value) -> None:
 
 
 def swap(ref: RefLike, idx: Indexer, value: Value) -> jax.Array:
-    """Writes `ref[idx] = value` and returns what stood there.
+    """Writes `ref[idx] = value` and returns the old value.
 
     Args, raises: as `set`.
 
@@ -156,10 +156,10 @@ def swap(ref: RefLike, idx: Indexer, value: Value) -> jax.Array:
 
 
 def addupdate(ref: RefLike, idx: Indexer, x: Value) -> None:
-    """Accumulates `x` into `ref[idx]`; an element that `idx` names twice gets both.
+    """Accumulates `x` into `ref[idx]`; an element that `idx` names twice gets both contributions.
 
-    `ref[idx] += x` reads, adds and writes, as in NumPy: there an element named twice gets the
-    last sum only.
+    `ref[idx] += x` reads, adds and writes, as in NumPy: with it, an element named twice gets only
+    the last sum.
 
     Args, raises: as `set`.
 
@@ -182,7 +182,7 @@ def _is_quick(ref: RefLike) -> bool:
     return _jax.trace_state.value is _jax.eval_trace and hasattr(ref, "_cell")
 
 
-def _check_writable(ref: RefLike, doing: str) -> Any:
+def _check_writable(ref: RefLike, doing: str) -> Aval:
     aval = check_ref(ref, doing)
     if not is_enabled(aval.dtype):
         raise RefTypeError(
@@ -193,8 +193,8 @@ def _check_writable(ref: RefLike, doing: str) -> Any:
     return aval
 
 
-def _located(ref: RefLike, idx: Indexer, value: Value, doing: str) -> tuple[Index, Any]:
-    """Where a write goes, and the value as it goes there."""
+def _located(ref: RefLike, idx: Indexer, value: Value, doing: str) -> tuple[Index, Value]:
+    """(the index of a write, its value in the ref's dtype and the index's `result_shape`)."""
     aval = _check_writable(ref, doing)
     with blamed(doing, ref):
         index = Index.parse(... if idx is None else idx, aval.shape)
@@ -226,7 +226,7 @@ def update(ref: RefLike, idx: Indexer, method: str, operand: Value) -> None:
                     kernels.update(ref, index, method, operand)
                 return
         # A user's function may read refs, this one too: it runs between a read and a write.
-        # Elements named twice are updated twice, which needs all that they are among.
+        # Elements named twice are updated twice: this needs the block that the arrays index.
         part, rest = index, Index.parse(..., index.result_shape)
         if _is_only_whole(ref, index):
             part, rest = Index.parse(..., index.shape), index
@@ -238,7 +238,7 @@ def update(ref: RefLike, idx: Indexer, method: str, operand: Value) -> None:
 
 
 def _halves(index: Index) -> tuple[Index, Index]:
-    """The index of the block that the spans name, and that of the rest within it."""
+    """(the index of the block that the spans name, the index of the rest within the block)."""
     spans = [
         d if isinstance(d, Span) else Span(0, n)
         for d, n in zip(index.dims, index.shape, strict=True)
@@ -251,8 +251,10 @@ def _halves(index: Index) -> tuple[Index, Index]:
     return block, index._replace(shape=block.taken_shape, dims=tuple(rest))
 
 
-def get_sharded(ref: RefLike, idx: Indexer, out_sharding: Any) -> jax.Array:
-    """Reads `ref[idx]`, sharded over an explicit mesh as told."""
+def get_sharded(
+    ref: RefLike, idx: Indexer, out_sharding: jax.sharding.PartitionSpec | Sharding
+) -> jax.Array:
+    """Reads `ref[idx]`, sharded over an explicit mesh as `out_sharding`."""
     aval = check_ref(ref, "get")
     with blamed("get", ref):
         index = Index.parse(idx, aval.shape)
@@ -264,7 +266,7 @@ def get_sharded(ref: RefLike, idx: Indexer, out_sharding: Any) -> jax.Array:
     return index.read(_bind_whole(_jax.get_p, ref), out_sharding)
 
 
-def _read(ref: RefLike, index: Index) -> Any:
+def _read(ref: RefLike, index: Index) -> Value:
     if not _jax.at_top_level():
         return index.finish(_bind_get(ref, index))
     with _sharded(ref, index):
@@ -279,7 +281,8 @@ def _write(ref: RefLike, index: Index, value: Value) -> None:
         kernels.update(ref, index, "set", value)
 
 
-def _bind_get(ref: RefLike, index: Index) -> Any:
+def _bind_get(ref: RefLike, index: Index) -> Value:
+    """Reads `index.dims` of a traced ref: a value of shape `index.taken_shape`."""
     if _is_only_whole(ref, index):
         with _sharded(ref, index):
             return _plain(index).read(_bind_whole(_jax.get_p, ref))
@@ -287,7 +290,7 @@ def _bind_get(ref: RefLike, index: Index) -> Any:
 
 
 def _is_only_whole(ref: RefLike, index: Index) -> bool:
-    """True where JAX's ref primitives refuse an index that arrays take: see `_bind_whole`."""
+    """True if JAX's ref primitives refuse an index that arrays accept: see `_bind_whole`."""
     if not _jax.is_on_explicit_mesh(ref):
         return False
     aval = _jax.typeof(ref).inner_aval
@@ -299,14 +302,14 @@ def _is_only_whole(ref: RefLike, index: Index) -> bool:
     )
 
 
-def _is_sharded(dim: Any) -> bool:
+def _is_sharded(dim: Span | Value) -> bool:
     return isinstance(dim, jax.Array) and _jax.has_explicit_sharding(_jax.typeof(dim))
 
 
-def _bind_whole(primitive: Primitive, ref: RefLike, *value: Value) -> Any:
+def _bind_whole(primitive: Primitive, ref: RefLike, *value: Value) -> Value:
     """Reads or writes all of a ref that is sharded over an explicit mesh.
 
-    The index is then that of an array, which may name single elements of what isn't sharded.
+    The index is then applied to an array: it may name single elements on axes that aren't sharded.
     """
     return _bind(primitive, ref, Index.parse(..., ref.shape), *value)
 
@@ -320,7 +323,7 @@ class _sharded:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None or isinstance(error, RefError):
             return
         if _jax.what_is_said(error) != "sharding":
@@ -337,11 +340,12 @@ class _sharded:
 
 
 def _plain(index: Index) -> Index:
-    """Of an index what JAX's has: the rest is done to the value already."""
+    """Only `dims` of an index, as of JAX's indexer: the callers finish or unfinish the value."""
     return Index.of_dims(index.dims, index.shape)
 
 
-def _bind_write(primitive: Primitive, ref: RefLike, index: Index, value: Value) -> Any:
+def _bind_write(primitive: Primitive, ref: RefLike, index: Index, value: Value) -> Value:
+    """Writes a value of shape `index.result_shape`; returns the result of the primitive."""
     value = _jax.varying_like(ref, index.unfinish(value))
     if too_many := _jax.varying_axes(value) - _jax.varying_axes(ref):
         axes = ", ".join(map(repr, sorted(too_many, key=str)))
@@ -351,7 +355,7 @@ def _bind_write(primitive: Primitive, ref: RefLike, index: Index, value: Value) 
             f"(`jax.lax.psum(value, {axes})`), or pass the ref with a spec that names the axis; if "
             f"it is made here, make it of a value that varies (`jax.lax.pcast`)"
         )
-    # JAX's `addupdate` wants the very sharding that the ref has. One without a mesh has none.
+    # JAX's `addupdate` requires exactly the ref's sharding; a ref without a mesh has none.
     is_added = primitive is _jax.addupdate_p and _jax.is_on_explicit_mesh(value)
     if _is_only_whole(ref, index) or (is_added and not _jax.is_on_explicit_mesh(ref)):
         with _sharded(ref, index):
@@ -361,7 +365,7 @@ def _bind_write(primitive: Primitive, ref: RefLike, index: Index, value: Value) 
     return _bind(primitive, ref, index, sharded_as_part(value, ref))
 
 
-def _bind(primitive: Primitive, ref: RefLike, index: Index, *value: Value) -> Any:
+def _bind(primitive: Primitive, ref: RefLike, index: Index, *value: Value) -> Value:
     leaves, tree = jax.tree.flatten(() if index.is_whole else (index.indexer(),))
     ref = _jax.passed_on(ref)
     try:
@@ -373,7 +377,7 @@ def _bind(primitive: Primitive, ref: RefLike, index: Index, *value: Value) -> An
         raise RefValueError(message.format(ref=describe(ref), site=user_site())) from error
 
 
-# What JAX says of what it doesn't do with a ref -> what we say.
+# JAX's errors about refs (see `_jax.words`) -> our messages.
 _REFUSED_BY_JAX: dict[str | None, str] = {
     "a differentiated value": (
         "write of a differentiated value to {ref} at {site}: JAX's own derivatives don't follow it "

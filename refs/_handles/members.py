@@ -1,7 +1,7 @@
-"""What every ref has, whether it is a handle or traced: methods, properties, and what it refuses.
+"""The methods and properties of every ref, handle or traced, and the operations that it refuses.
 
-`Ref` and `RefType` take all of it from here, so that a program means and says the same outside a
-trace and inside.
+`Ref` and `RefType` take them all from here, so that a program has the same meaning and the same
+error messages outside a trace and inside.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 from numbers import Number
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def set(ref: RefLike, value: Value, *others: Any, idx: Indexer = ...) -> None:
 
 
 def swap(ref: RefLike, value: Value, *others: Any, idx: Indexer = ...) -> jax.Array:
-    """Writes `ref[idx] = value` and returns what stood there.
+    """Writes `ref[idx] = value` and returns the old value.
 
     Raises:
       RefTypeError: as `set`.
@@ -56,7 +56,7 @@ def swap(ref: RefLike, value: Value, *others: Any, idx: Indexer = ...) -> jax.Ar
 
 def addupdate(ref: RefLike, x: Value, idx: Indexer = ...) -> None:
     """Accumulates `x` into `ref[idx]`. The order of arguments is `jax.Ref.addupdate`'s."""
-    # By place as well: JAX itself calls it so, when it accumulates gradients in refs.
+    # The index may be positional: JAX itself passes it so, when it accumulates gradients in refs.
     access.addupdate(ref, idx, x)
 
 
@@ -76,12 +76,12 @@ def iterate(ref: RefLike) -> Iterator[jax.Array]:
 
 
 def rounded(ref: RefLike, ndigits: int | None = None) -> jax.Array:
-    """`round(ref)`: as of an array, an array."""
+    """`round(ref)`: an array, as for an array."""
     return round(access.get(ref), ndigits)  # type: ignore[call-overload]
 
 
 def _converted(name: str, to: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`to(ref)`, of a scalar: the Python number that the ref holds now."""
+    """`to(ref)` for a scalar ref: the Python number that it holds now."""
 
     def convert(ref: RefLike) -> Any:
         if ref.shape != ():
@@ -107,7 +107,7 @@ def _converted(name: str, to: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def formatted(ref: RefLike, spec: str) -> str:
-    """`f"{ref:.3f}"`: a scalar's value, as of an array. Without a format it is `str(ref)`."""
+    """`f"{ref:.3f}"`: formats a scalar's value, as for an array. Without a format: `str(ref)`."""
     if not spec:
         return str(ref)
     if ref.shape != ():
@@ -124,7 +124,7 @@ def contains(ref: RefLike, item: Any) -> bool:
 
 
 def equal(ref: RefLike, other: Any) -> Any:
-    """`ref == other` and `ref != other`: the same ref or not; arrays and numbers are refused.
+    """`ref == other` and `ref != other`: compares identities; refuses arrays and numbers.
 
     JAX's own refs are unequal to all numbers, silently: `jnp.where(ref == 2, …)`.
     """
@@ -137,14 +137,14 @@ _NUMERIC = (Number, np.ndarray, np.generic, jax.Array)
 
 
 # ---------------------------------------------------------------------------------------------
-# What a ref is not
+# Operations of arrays, which refs refuse
 
 
 def no_attribute(name: str) -> str:
     return f"Ref has no attribute {name!r}: if you mean the array's, read it, `ref[...].{name}`"
 
 
-def refuse_attribute(ref: RefLike, name: str) -> None:
+def refuse_attribute(ref: RefLike, name: str) -> NoReturn:
     raise AttributeError(
         f"attribute {name!r} of {access.describe(ref)} can't be set: to write what it holds, "
         "`ref[...] = value`"
@@ -158,7 +158,7 @@ def refuse_truth(ref: RefLike) -> bool:
     )
 
 
-def refuse_arithmetic(ref: RefLike, *others: Any, **keywords: Any) -> Any:
+def refuse_arithmetic(ref: RefLike, *others: Any, **keywords: Any) -> NoReturn:
     raise RefTypeError(
         f"{access.describe(ref)} is not an array: use its value, `ref[...] + x`, or update it in "
         "place, `ref[...] += x`"
@@ -180,7 +180,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "swap": swap,
     "addupdate": addupdate,
 }
-# Python's operators, without their underscores -> what they do.
+# Python's operators, without their underscores -> their implementations.
 OPERATORS: dict[str, Callable[..., Any]] = {
     **{
         f"{reflected}{name}": refuse_arithmetic
@@ -199,7 +199,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "iter": iterate,
     "contains": contains,
 }
-# What makes something of Python's own of a scalar. JAX has them for tracers, by the array's type.
+# Conversions of a scalar to a Python object. For tracers, JAX looks most of them up in the type.
 CONVERSIONS: dict[str, Callable[..., Any]] = {
     "float": _converted("float", float),
     "int": _converted("int", int),

@@ -1,9 +1,9 @@
-"""The handle `Ref`, and the functions that begin and end its life.
+"""The handle `Ref`, and the functions that make and end refs.
 
 Our handle *is* a `jax.Ref`: its own implementation (`_refs` is itself), holding one array. So
 `jax.jit`, `jax.vmap`, `jax.lax` loops and `jax.ref` functions take it. Its type, `RefType`, is
 equal to JAX's `AbstractRef` of the same array type, and gives traced refs NumPy's indexing and
-`.at` wherever they turn up, in the branches of a `cond` for instance.
+`.at` everywhere, in the branches of a `cond` for instance.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from refs._handles.view import ViewMaker
 from refs._indexing.sharded import mesh_sharding
 from refs._indexing.syntax import as_tuple
 from refs._origin import Origin, user_site
-from refs._types import Aval, DType, Indexer, PyTree, RefLike, Value
+from refs._types import Aval, DType, Indexer, RefLike, Value
 from refs.errors import RefStateError, RefTypeError, RefValueError
 
 
 class _Fields(_jax.NativeRef):
-    """What a handle has in it. Apart from `Ref`, which lets nobody set anything."""
+    """The fields of a handle. They are set here, as `Ref` doesn't let attributes be set."""
 
     __slots__ = (
         "_cell", "_device_cell", "_dtype", "_end", "_is_plain", "_lost", "_shape", "_sharding",
@@ -39,12 +39,12 @@ class _Fields(_jax.NativeRef):
         self._aval = aval
         self._end: str | None = None
         self._lost: str | None = None
-        # Fixed for life, and asked for in each operation: no properties.
+        # Constant, and read in each operation: attributes, as properties would be slower.
         self._shape, self._dtype = aval.shape, aval.dtype
         self._sharding = mesh_sharding(buf.sharding)
         self._is_plain = self._sharding is None and not _jax.is_key(aval.dtype)
         self._cell = [_jax.unwrap_keys(buf)]
-        # Programs for one device ask by this name, and find none of a ref on a mesh.
+        # Programs for one device look up this name, which a ref on a mesh doesn't have.
         if self._sharding is None:
             self._device_cell = self._cell
 
@@ -52,7 +52,7 @@ class _Fields(_jax.NativeRef):
 class Ref(_Fields):
     """A mutable array: a handle on a buffer that JAX updates in place.
 
-    Made by `new_ref` or `empty_ref`. Shape, dtype and sharding are fixed for life. A Ref is a
+    It is made by `new_ref` or `empty_ref`. Shape, dtype and sharding never change. A Ref is a
     pytree leaf, compares and hashes by identity, and can be indexed as a NumPy array can; reading
     always gives a separate `jax.Array`.
 
@@ -76,23 +76,23 @@ class Ref(_Fields):
     def _of(aval: RefType, buf: jax.Array) -> Ref:
         """A handle on `buf`."""
         made: Any = _Fields(aval, buf)
-        made.__class__ = Ref  # Only now: a class with `__setattr__` takes ten times as long.
+        made.__class__ = Ref  # Last: with `__setattr__`, setting fields takes ten times as long.
         return made
 
     @property
     def _refs(self) -> Ref:
-        """What JAX takes for the implementation: this handle itself, until it ends."""
+        """The implementation that JAX looks up: this handle itself, until it ends."""
         if self._end is not None:
             raise RefStateError(f"use of {access.describe(self)}, which {self._end}")
         return self
 
     @property
     def _buf(self) -> jax.Array:
-        """What JAX takes for the array that it may update: the one held now."""
+        """The array that JAX looks up and may update: the current one."""
         return _jax.wrap_keys(exchange.current_buffer(self), self._dtype)
 
     def _buffer(self) -> jax.Array:
-        """The array held now; the next write may delete it."""
+        """The current array; the next write may delete it."""
         while True:
             buffer = exchange.current_buffer(self)
             if not buffer.is_deleted():
@@ -102,7 +102,7 @@ class Ref(_Fields):
     def _check(self) -> None:
         """Raises if the ref has ended, or its value was lost."""
         cell = self._refs._cell
-        buffer = cell[0] if cell else None  # An empty cell is a call that is running.
+        buffer = cell[0] if cell else None  # An empty cell: a call is running.
         if buffer is not None and buffer.is_deleted() and cell and cell[0] is buffer:
             raise RefStateError(
                 f"use of {access.describe(self)}, whose value was lost"
@@ -137,7 +137,7 @@ class Ref(_Fields):
         access.set(self, as_tuple(idx), value)
 
     if TYPE_CHECKING:
-        # What JAX's class and its type of a ref have at run time.
+        # JAX's class and the ref's type have these at run time.
         @property
         def shape(self) -> tuple[int, ...]: ...
         @property
@@ -155,12 +155,12 @@ class Ref(_Fields):
             raise AttributeError(members.no_attribute(name))
 
     def __setattr__(self, name: str, value: Value) -> None:
-        # JAX's class has a `__dict__`, in which anything would vanish.
+        # JAX's class has a `__dict__`, which would silently take any attribute.
         if not name.startswith("_"):
             members.refuse_attribute(self, name)
         object.__setattr__(self, name, value)
 
-    # NumPy's operators on its own arrays, and its functions of elements, ask for it.
+    # NumPy's operators on its own arrays, and its ufuncs, call it.
     __array_ufunc__ = members.refuse_arithmetic
 
     def __repr__(self) -> str:
@@ -189,14 +189,14 @@ class Ref(_Fields):
                 "which is given the ref's own memory"
             )
         found = self._as_numpy(dtype)
-        # What is written to it would not be in the ref.
+        # A write to it wouldn't reach the ref.
         found.flags.writeable = bool(copy)
         return found
 
     def _as_numpy(self, dtype: DType) -> np.ndarray:
         if _jax.is_key(self._dtype) or not (_jax.at_top_level() or _jax.trace_state.value is None):
             return np.array(self[...], dtype)
-        # Without JAX's help: where a signal handler reads, JAX may be in the middle of something.
+        # Without JAX: when a signal handler reads, JAX itself may have been interrupted.
         # A copy: on some versions a view cached in the array blocks the next donation.
         self._check()
         return exchange.patiently(
@@ -212,7 +212,7 @@ for _name, _operator in (members.OPERATORS | members.CONVERSIONS).items():
 
 
 def _unpickled(value: np.ndarray, name: str | None) -> Ref:
-    with jax.enable_x64(True):  # Whatever it was, it stays.
+    with jax.enable_x64(True):  # 64-bit dtypes stay.
         return new_ref(value, name=name)
 
 
@@ -220,7 +220,7 @@ _jax.register_handle(Ref, lambda handles: [_jax.wrap_keys(h._buffer(), h._dtype)
 
 
 def new_ref(
-    init_val: PyTree,
+    init_val: Value,
     *,
     memory_space: Any = None,
     kind: str | None = None,
@@ -230,17 +230,17 @@ def new_ref(
 ) -> Ref:
     """Makes a mutable array with the value `init_val`.
 
-    The signature is `jax.new_ref`'s, with two keywords more. A tree of state is made with
-    `jax.tree.map(refs.new_ref, tree)`.
+    The signature is `jax.new_ref`'s, with two more keywords, `copy` and `name`. A tree of state is
+    made with `jax.tree.map(refs.new_ref, tree)`.
 
     Args:
       init_val: an array or scalar of any shape and dtype.
       memory_space: as in `jax.new_ref`.
       kind: as in `jax.new_ref`.
-      pin: as in `jax.new_ref`, where that has it: True in traced functions only.
+      pin: as in `jax.new_ref`, if this JAX has it: True only in traced functions.
       copy: False to take over the buffer of `init_val`, a `jax.Array` that must not be used
         afterwards (the first write would delete it).
-      name: what error messages call the ref.
+      name: the name of the ref in error messages.
 
     Returns:
       A `Ref`. Inside a traced function, a traced ref.
@@ -271,7 +271,7 @@ def new_ref(
         traced = _jax.new_ref(init_val, memory_space=memory_space, kind=kind, **pinned)
         return _adopt(traced, origin)
     if copy or not isinstance(init_val, jax.Array):
-        # JAX's own allocation knows what each version wants of a ref's buffer: committed, not weak.
+        # JAX's own allocation does what each version needs of a ref's buffer: committed, not weak.
         native = _jax.new_ref(init_val, memory_space=memory_space, kind=kind)
         aval, buf = native._aval, _jax.native_buffer(native)
     else:
@@ -288,7 +288,7 @@ def empty_ref(ty: Any, memory_space: Any = None, *, name: str | None = None) -> 
     Args:
       ty: an array, `jax.ShapeDtypeStruct` or anything with a shape and dtype.
       memory_space: as in `jax.ref.empty_ref`.
-      name: what error messages call the ref.
+      name: the name of the ref in error messages.
 
     >>> refs.empty_ref(jax.ShapeDtypeStruct((2,), jnp.int32))
     Ref([0, 0], dtype=int32)
@@ -366,8 +366,8 @@ def _end(ref: Ref, how: str) -> jax.Array:
     return _jax.wrap_keys(exchange.end(ref, f"{how} at {site}" if site else how), ref._dtype)
 
 
-def _adopt(ref: RefLike, origin: Origin) -> Any:
-    """Gives a ref that JAX made in a trace our type, where the trace can be told."""
+def _adopt(ref: RefLike, origin: Origin) -> RefLike:
+    """Gives a ref that JAX has made in a trace our type, with its origin."""
     return _jax.retype(ref, lambda aval: RefType.of(aval, origin))
 
 
@@ -375,7 +375,7 @@ def _strong(aval: Aval, origin: Origin) -> RefType:
     return RefType(aval.inner_aval.update(weak_type=False), aval.memory_space, aval.kind, origin)
 
 
-def _as_array(x: Value) -> Any:
+def _as_array(x: Value) -> Value:
     if getattr(x, "dtype", None) == jax.dtypes.float0:
         raise RefTypeError(
             "new_ref of an array of dtype float0, which holds no numbers: it stands for a "

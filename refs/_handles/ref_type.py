@@ -1,9 +1,9 @@
-"""The type of traced refs: JAX's own, with NumPy's indexing and with names for messages."""
+"""The type of traced refs: JAX's own, with NumPy's indexing and with origins for messages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from refs import _jax
 from refs._handles import access, members
@@ -32,7 +32,7 @@ class RefType(_jax.AbstractRef):
     ):
         super().__init__(inner_aval, memory_space, kind)
         self.origin = origin
-        # Every call of a compiled function asks for it.
+        # Stored, as every call of a compiled function asks for it.
         self._hash = hash((_jax.AbstractRef, self.inner_aval, self.memory_space))
 
     def update(
@@ -47,7 +47,7 @@ class RefType(_jax.AbstractRef):
     def to_tangent_aval(self) -> RefType:
         return RefType.of(super().to_tangent_aval(), self.origin)
 
-    def _getitem(self, tracer: RefLike, idx: Indexer) -> Any:
+    def _getitem(self, tracer: RefLike, idx: Indexer) -> Value:
         return access.get(tracer, as_tuple(idx))
 
     def _setitem(self, tracer: RefLike, idx: Indexer, value: Value) -> None:
@@ -59,11 +59,11 @@ class RefType(_jax.AbstractRef):
     at = _jax.aval_property(ViewMaker)
     nbytes = _jax.aval_property(members.nbytes)
     name = _jax.aval_property(members.name)
-    # Where an array is wanted. An array's operator asks for it, before the ref's own is.
+    # JAX calls it where it needs an array. An array's operator does so before the ref's own runs.
     __jax_array__ = _jax.aval_method(members.refuse_arithmetic)
 
     def str_short(self, short_dtypes: bool = False, mesh_axis_types: bool = False) -> str:
-        # Jaxprs are printed with short dtypes, JAX's error messages without: there, say which ref.
+        # JAX prints jaxprs with short dtypes, error messages with long ones: these name the ref.
         text = super().str_short(short_dtypes, mesh_axis_types)
         if self.origin is UNKNOWN or short_dtypes:
             return text
@@ -83,7 +83,7 @@ class RefType(_jax.AbstractRef):
         return self._hash
 
 
-def _refuse_placement(aval: Aval) -> Any:
+def _refuse_placement(aval: Aval) -> NoReturn:
     raise RefTypeError(
         f"{aval.origin.describe()} where `jax.device_put` takes an array; `jax.debug.print` and "
         "`jax.debug.callback` call it outside of traced functions: give them the value, `ref[...]`"
@@ -100,7 +100,7 @@ def _of_tracer(operator: Callable[..., Any]) -> Callable[..., Any]:
 
 for _name, _method in members.METHODS.items():
     setattr(RefType, _name, _jax.aval_method(staticmethod(_method)))
-# What is only known when the program runs: JAX says so, of any traced array's value.
+# A traced value is only known when the program runs: these raise JAX's error for it.
 for _name in ("float", "int", "complex", "index"):
     setattr(RefType, f"_{_name}", _of_tracer(members.CONVERSIONS[_name]))
 # JAX looks for the operators of a tracer here: `_add`, `_neg` …

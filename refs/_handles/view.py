@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
@@ -15,7 +15,7 @@ from refs._indexing.index import Index
 from refs._indexing.nesting import nest
 from refs._indexing.syntax import BRACKETS, Bounds, as_tuple
 from refs._indexing.values import filling, fit
-from refs._types import Indexer, RefLike, Value
+from refs._types import DType, Indexer, RefLike, Sharding, Value
 from refs.errors import RefValueError
 
 
@@ -23,12 +23,12 @@ class How(TypedDict, total=False):
     """The keywords of the methods of `ref.at[idx]`, those of `x.at[idx]` in `jax.numpy`.
 
     Attributes:
-      mode: what becomes of integers out of bounds, Python's too, which are errors without it. With
-        "clip" the nearest element is read and written. With "fill" or "drop" a read fills in a
-        value, and a write is dropped. "promise_in_bounds" says that there are none.
+      mode: the treatment of integers out of bounds. Without a mode, Python integers out of bounds
+        are errors. With "clip" the nearest element is read and written. With "fill" or "drop" a
+        read fills in a value, and a write is dropped. "promise_in_bounds" says that there are none.
       wrap_negative_indices: False if negative integers are out of bounds.
-      unique_indices: a promise that no element is named twice. Nothing is made of it.
-      indices_are_sorted: a promise that the elements come in order. Nothing is made of it.
+      unique_indices: a promise that no element is named twice. It has no effect.
+      indices_are_sorted: a promise that the elements come in order. It has no effect.
     """
 
     mode: str | jax.lax.GatherScatterMode | None
@@ -61,11 +61,11 @@ _MODES = {
 
 
 class ViewMaker:
-    """What `ref.at` is: index it."""
+    """`ref.at`: index it to get a `RefView`."""
 
     __slots__ = ("_path", "_ref")
 
-    def __init__(self, ref: RefLike, path: tuple[Any, ...] = ()):
+    def __init__(self, ref: RefLike, path: tuple[tuple[Any, ...], ...] = ()):
         self._ref, self._path = ref, path
 
     def __getitem__(self, idx: Indexer) -> RefView:
@@ -74,7 +74,7 @@ class ViewMaker:
 
 @jax.tree_util.register_pytree_node_class
 class RefView:
-    """A part of a ref, named by one or more indices, each within the last.
+    """A part of a ref, named by one or more indices, each within the part of the one before.
 
     The methods and their keywords are those of `jax.numpy`'s `x.at[idx]`, but they change the ref
     and, `get` and `swap` apart, return nothing. Views nest, and are pytrees whose leaves are the
@@ -91,14 +91,14 @@ class RefView:
 
     __slots__ = ("_arrays", "_frozen", "_ref")
 
-    def __init__(self, ref: RefLike, path: tuple[Any, ...]):
+    def __init__(self, ref: RefLike, path: tuple[tuple[Any, ...], ...]):
         arrays: list[Value] = []
         self._ref = ref
         self._frozen = tuple(tuple(_freeze(e, arrays) for e in idx) for idx in path)
         self._arrays = tuple(arrays)
 
     @property
-    def _path(self) -> tuple[Any, ...]:
+    def _path(self) -> tuple[tuple[Any, ...], ...]:
         rest = iter(self._arrays)
         return tuple(tuple(_thaw(e, rest) for e in idx) for idx in self._frozen)
 
@@ -108,8 +108,8 @@ class RefView:
         return ViewMaker(self._ref, self._path)
 
     @property
-    def ref(self) -> Any:
-        """The ref that this view looks into."""
+    def ref(self) -> RefLike:
+        """The ref that this view is a part of."""
         return self._ref
 
     @property
@@ -121,21 +121,25 @@ class RefView:
         return shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         """The ref's dtype."""
         return self._ref.dtype
 
     def get(
-        self, *, fill_value: Any = None, out_sharding: Any = None, **how: Unpack[How]
+        self,
+        *,
+        fill_value: Value = None,
+        out_sharding: jax.sharding.PartitionSpec | Sharding | None = None,
+        **how: Unpack[How],
     ) -> jax.Array:
         """Returns the part's value.
 
-        With `mode="fill"`, what is out of bounds is `fill_value`, by default NaN, the least signed
-        integer, the greatest unsigned one, or True.
+        With `mode="fill"`, elements out of bounds are read as `fill_value`, by default NaN, the
+        least signed integer, the greatest unsigned one, or True.
 
         Args:
           fill_value: a scalar.
-          out_sharding: how the value is sharded over an explicit mesh.
+          out_sharding: the sharding of the value over an explicit mesh.
           how: see `How`.
         """
         bounds = _bounds(how)
@@ -160,9 +164,9 @@ class RefView:
         self._update("set", value, how)
 
     def swap(self, value: Value) -> jax.Array:
-        """Overwrites the part and returns what stood there."""
+        """Overwrites the part and returns the old value."""
         if self._is_in_scalar or (self._arrays and len(self._path) > 1):
-            # What is out of bounds lies elsewhere for a read than for a write.
+            # Integers out of bounds have another place for a read than for a write.
             old = self.get()
             self.set(value)
             return old
@@ -187,7 +191,7 @@ class RefView:
         self._update("divide", value, how)
 
     def power(self, value: Value, **how: Unpack[How]) -> None:
-        """Raises the part to a power; for elements named twice, to the product."""
+        """Raises the part to a power; elements named twice are raised to the product."""
         self._update("power", value, how)
 
     def min(self, value: Value, **how: Unpack[How]) -> None:
@@ -199,7 +203,7 @@ class RefView:
         self._update("max", value, how)
 
     def apply(self, fn: Callable[[jax.Array], jax.Array], **how: Unpack[How]) -> None:
-        """Replaces each element by `fn` of it (`fn` as NumPy's ufuncs, elementwise)."""
+        """Replaces each element `x` by `fn(x)`; like a NumPy ufunc, `fn` works elementwise."""
         self._update("apply", fn, how)
 
     def __getitem__(self, idx: Indexer) -> jax.Array:
@@ -212,8 +216,8 @@ class RefView:
         path = "".join(f"[{_show(idx)}]" for idx in self._path)
         return f"RefView({access.describe(self._ref)}{path}, shape={self.shape})"
 
-    def _index(self, doing: str, bounds: Bounds, *, writing: bool) -> Any:
-        """The one index that names the part; what isn't nested stays as it was written."""
+    def _index(self, doing: str, bounds: Bounds, *, writing: bool) -> Indexer:
+        """The single index that names the part. Unless it is nested, it stays as it was written."""
         first, *rest = self._path
         if not rest and bounds == BRACKETS:
             return first
@@ -231,9 +235,9 @@ class RefView:
 
     @property
     def _is_in_scalar(self) -> bool:
-        """Whether an axis that `None` has given to a scalar is indexed, with arrays or slices.
+        """Whether arrays or slices index an axis that `None` has added to a scalar.
 
-        No index of the scalar says that; one of a row with nothing but the scalar in it does.
+        No index of the scalar can say this, but one of an array `[1]` that holds the scalar can.
         """
         return (
             self._ref.ndim == 0
@@ -247,7 +251,7 @@ class RefView:
         with access.blamed(method, self._ref):
             if method != "apply":
                 operand = fit(operand, index.result_shape, self.dtype)
-        if method == "add":  # In lanes that share the ref, no read may come before it.
+        if method == "add":  # Lanes that share the ref mustn't read it before.
             access.addupdate(self._ref, ..., index.add(jnp.zeros(1, self.dtype), operand)[0])
         else:
             row = access.get(self._ref).reshape(1)
@@ -271,7 +275,7 @@ class RefView:
 
     @classmethod
     def tree_unflatten(cls, frozen: tuple[Any, ...], children: tuple[Any, ...]) -> RefView:
-        # Children may be anything: JAX makes trees of flags, of shapes, of names.
+        # Children may be anything: JAX makes trees of flags, shapes and names.
         view = object.__new__(cls)
         view._ref, *arrays = children
         view._arrays, view._frozen = tuple(arrays), frozen
@@ -279,7 +283,7 @@ class RefView:
 
 
 class _Array:
-    """Stands in a view's structure where an array stands in its index."""
+    """A placeholder in a view's structure for an array in its index."""
 
 
 class _Slice(NamedTuple):
@@ -290,8 +294,8 @@ class _Slice(NamedTuple):
     step: Any
 
 
-def _type_of(view: RefView) -> Any:
-    """That of a ref to the part: `jnp.ones_like` asks for it, inside `shard_map`."""
+def _type_of(view: RefView) -> _jax.AbstractRef:
+    """The type of a ref of the part's shape: `jnp.ones_like` asks for it, inside `shard_map`."""
     part = jax.ShapeDtypeStruct(view.shape, view.dtype)
     return _jax.AbstractRef(_jax.shaped_abstractify(part))
 
@@ -307,13 +311,14 @@ class _DynamicSlice(NamedTuple):
 
 
 class _Mask(NamedTuple):
-    """A boolean mask, which must stay concrete wherever the view is taken."""
+    """A boolean mask: not a leaf, as it must stay concrete wherever the view is passed."""
 
     shape: tuple[int, ...]
     content: bytes
 
 
 def _freeze(entry: Any, arrays: list[Value]) -> Any:
+    """A hashable form of an index entry. Arrays in it are appended to `arrays`."""
     if isinstance(entry, slice):
         return _Slice(entry.start, entry.stop, entry.step)
     if isinstance(entry, _jax.Slice):
@@ -329,7 +334,8 @@ def _freeze(entry: Any, arrays: list[Value]) -> Any:
     return entry
 
 
-def _thaw(entry: Any, arrays: Any) -> Any:
+def _thaw(entry: Any, arrays: Iterator[Value]) -> Any:
+    """The inverse of `_freeze`."""
     if isinstance(entry, _Slice):
         return slice(*entry)
     if isinstance(entry, _DynamicSlice):

@@ -1,1 +1,1 @@
-"""What an index means, and what a value is that goes into a ref: NumPy's rules, complete."""
+"""NumPy's complete indexing of refs, and the conversion of values that are written to them."""

@@ -1,4 +1,4 @@
-"""Reading and writing: first a contiguous block of the array, then what is left within it."""
+"""Reads and writes in two steps: a contiguous block of the array, then an index within it."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from jax import lax
 
 from refs._indexing.places import is_static, located, narrow, within
 from refs._indexing.syntax import InBounds, Span, is_array
-from refs._types import Value
+from refs._types import Indexer, Value
 
 
 class Block(NamedTuple):
     """A contiguous block, and `rest`, the index within it (None when it is the block itself).
 
-    A start that isn't known is moved so that the block fits, as XLA moves it, which does another
-    thing along a sharded axis.
+    A start that isn't static is clamped so that the block fits. XLA clamps likewise, but not along
+    a sharded axis, where it does something else.
     """
 
-    starts: tuple[Any, ...]
+    starts: tuple[Value, ...]  # a scalar for each axis
     sizes: tuple[int, ...]
     shape: tuple[int, ...]
-    unchecked: tuple[Any, ...]  # (traced integer, dimension): where a write may be out of bounds
-    rest: tuple[Any, ...] | None
+    unchecked: tuple[tuple[Value, int], ...]  # (scalar, size of its axis): may be out of bounds
+    rest: tuple[Indexer, ...] | None
 
     @property
     def is_whole(self) -> bool:
         return self.sizes == self.shape and not self.unchecked
 
-    def read(self, x: Value) -> Any:
+    def read(self, x: Value) -> Value:
         if all(is_static(s) for s in self.starts):
             stops = tuple(s + n for s, n in zip(self.starts, self.sizes, strict=True))
             return lax.slice(x, self.starts, stops)
         return lax.dynamic_slice(x, self._starts, self.sizes, allow_negative_indices=False)
 
-    def write(self, x: Value, value: Value) -> Any:
+    def write(self, x: Value, value: Value) -> Value:
         if self.unchecked:
             inside = functools.reduce(
                 lax.bitwise_and,
@@ -51,22 +51,22 @@ class Block(NamedTuple):
         return lax.dynamic_update_slice(x, value, self._starts, allow_negative_indices=False)
 
     @property
-    def _starts(self) -> list[Any]:
-        """All of one type, also where JAX's Python integers are wider."""
+    def _starts(self) -> list[Value]:
+        """The starts in one dtype, also where JAX makes wider arrays of Python integers."""
         n = _widest(self.shape)
         return [narrow(np.asarray(s), n) if is_static(s) else s for s in self.starts]
 
 
 def block_of(dims: tuple[Any, ...], shape: tuple[int, ...]) -> Block:
-    """The block of an array of shape `shape` that an index's `dims` lie in."""
-    starts: list[Any] = []
+    """The block that contains what an index's `dims` name in an array of shape `shape`."""
+    starts: list[Value] = []
     sizes: list[int] = []
-    rest: list[Any] = []
-    unchecked: list[tuple[Any, int]] = []
+    rest: list[Indexer] = []
+    unchecked: list[tuple[Value, int]] = []
     with_arrays = any(is_array(d) for d in dims)
     widest = _widest(shape)
 
-    def start(i: Any, n: int, size: int) -> Any:
+    def start(i: Value, n: int, size: int) -> Value:
         return i if is_static(i) else within(i, n - size)
 
     for dim, n in zip(dims, shape, strict=True):
@@ -99,9 +99,9 @@ def block_of(dims: tuple[Any, ...], shape: tuple[int, ...]) -> Block:
 
 
 def _widest(shape: tuple[int, ...]) -> int:
-    """The greatest size of those that are known."""
+    """The greatest size; sizes that are symbols don't count."""
     return max(filter(is_static, shape), default=0)
 
 
-def _located(i: Any, n: int, widest: int) -> Any:
+def _located(i: Value, n: int, widest: int) -> Value:
     return int(i) if is_static(i) else located(narrow(i, widest), n)

@@ -1,10 +1,10 @@
-"""NumPy indexing, complete, in two halves.
+"""Complete NumPy indexing, in two steps.
 
 `parse` turns any index expression into an `Index`: one entry for each dimension of the indexed
-array, in the vocabulary that JAX's ref primitives have (integers, integer arrays, spans with a
-positive step), and what is left to do to the value: reverse, transpose, insert axes. An `Index`
+array, of the kinds that JAX's ref primitives take (integers, integer arrays, spans with a positive
+step), and the operations on the value that these lack: reverse, transpose, insert axes. An `Index`
 then reads, overwrites or accumulates into an array *value*; handles, traced refs and discharge
-all come here, so that an index means the same everywhere.
+all use it, so that an index means the same everywhere.
 
     >>> Index.parse((None, slice(None, None, -2), 0), (5, 3)).result_shape
     (1, 3)
@@ -41,14 +41,14 @@ from refs._indexing.syntax import (
 )
 from refs._indexing.updates import UPDATES, scatter
 from refs._indexing.values import fit
-from refs._types import Indexer, PyTree, Value
+from refs._types import Indexer, Value
 from refs.errors import RefIndexError
 
 
 class Index(NamedTuple):
     """An index expression made explicit for an array of shape `shape`.
 
-    `dims` has a Span, an integer or an integer array for each dimension. Applying them as
+    `dims` has a Span, an integer or an integer array for each dimension. Applying `dims` as
     `jax.ref` does gives a value of shape `taken_shape`; reversing the axes `flip` of it,
     transposing by `perm` and reshaping to `result_shape` gives NumPy's result.
     """
@@ -85,8 +85,8 @@ class Index(NamedTuple):
         )
         dims = tuple(d.span if isinstance(d, Reversed) else d for d in dims)
 
-        # NumPy puts the axes of integer arrays where the first stands, or in front when anything
-        # stands between them, `None` included, which `dims` doesn't know.
+        # NumPy puts the axes of integer arrays in the place of the first one, or in front if other
+        # entries separate them. `None` is such an entry, too, and isn't in `dims`.
         advanced = [
             k
             for k, e in enumerate(entries)
@@ -111,8 +111,8 @@ class Index(NamedTuple):
         return Index(shape, dims, taken_shape, flip, tuple(axes), tuple(sizes))
 
     @staticmethod
-    def of_dims(dims: Sequence[Any], shape: Sequence[int]) -> Index:
-        """The index that JAX's own indexer stands for."""
+    def of_dims(dims: Sequence[Span | Value], shape: Sequence[int]) -> Index:
+        """The index that consists of `dims` only, as JAX's own indexer does."""
         taken_shape, _ = indexed_shape(tuple(dims), _int_shape(dims))
         return Index(
             tuple(shape), tuple(dims), taken_shape, (), tuple(range(len(taken_shape))), taken_shape
@@ -120,17 +120,17 @@ class Index(NamedTuple):
 
     @property
     def int_shape(self) -> tuple[int, ...]:
-        """The shape that the integer arrays have together."""
+        """The shape that the integer arrays broadcast to."""
         return _int_shape(self.dims)
 
     @property
     def int_axes(self) -> tuple[int, ...]:
-        """Which axes of the taken value are theirs."""
+        """The axes of the taken value that come from integer arrays."""
         return indexed_shape(self.dims, self.int_shape)[1]
 
     @property
     def axes(self) -> list[int | None]:
-        """For each axis of the result, which of the taken value it is, None for a new one."""
+        """For each axis of the result, the axis of the taken value, or None for a new axis."""
         found: list[int | None] = []
         rest = list(self.perm)
         for size in self.result_shape:
@@ -155,7 +155,7 @@ class Index(NamedTuple):
         return self.perm == tuple(range(len(self.perm)))
 
     def check_read(self) -> None:
-        """Raises if it names elements of an axis that has none: there is no nearest one."""
+        """Raises if an array names elements of an axis of size 0: a read has no nearest one."""
         for axis, (dim, n) in enumerate(zip(self.dims, self.shape, strict=True)):
             if not n and is_array(dim) and 0 not in self.int_shape:
                 raise RefIndexError(
@@ -165,15 +165,15 @@ class Index(NamedTuple):
 
     @property
     def has_arrays(self) -> bool:
-        """True when an element may be named twice."""
+        """True if there are integer arrays: they may name an element twice."""
         return any(is_array(d) for d in self.dims)
 
     # -- static and dynamic parts: kernels are compiled for the first, called with the second ---
 
-    def split(self) -> tuple[Index, list[Any]]:
-        """This index with every start, integer and array taken out, and those, as operands."""
+    def split(self) -> tuple[Index, list[Value]]:
+        """(the static part, which is hashable; the starts, integers and arrays, as operands)."""
         operands: list[Value] = []
-        skeleton: list[Any] = []
+        skeleton: list[Span | str | None] = []
         for dim, n in zip(self.dims, self.shape, strict=True):
             if isinstance(dim, Span):
                 if dim.covers(n):
@@ -188,6 +188,7 @@ class Index(NamedTuple):
         return self._replace(dims=tuple(skeleton)), operands
 
     def join(self, operands: Sequence[Value]) -> Index:
+        """The inverse of `split`."""
         rest = iter(operands)
         dims: list[Any] = []
         for dim in self.dims:
@@ -198,7 +199,7 @@ class Index(NamedTuple):
         return self._replace(dims=tuple(dims))
 
     def indexer(self) -> _jax.NDIndexer:
-        """JAX's indexer for `dims`."""
+        """JAX's indexer for `dims`, with integers and arrays broadcast to `int_shape`."""
         int_shape = _int_shape(self.dims)
         indices: tuple[Any, ...] = tuple(
             _jax.Slice(d.start, d.size, d.step)
@@ -216,23 +217,23 @@ class Index(NamedTuple):
 
     # -- the value after the indexer, and back --------------------------------------------------
 
-    def finish(self, taken: Any) -> Any:
-        """NumPy's result from what `dims` alone give."""
+    def finish(self, taken: Value) -> Value:
+        """NumPy's result, of `result_shape`, from the value of `dims` alone, of `taken_shape`."""
         if self.flip:
             taken = lax.rev(taken, self.flip)
         if not self._in_order:
             taken = lax.transpose(taken, self.perm)
         return _reshape(taken, self.result_shape)
 
-    def unfinish(self, result: PyTree) -> Any:
+    def unfinish(self, result: Value) -> Value:
         """The inverse of `finish`."""
         result = _reshape(result, tuple(self.taken_shape[a] for a in self.perm))
         if not self._in_order:
             result = lax.transpose(result, tuple(int(k) for k in np.argsort(self.perm)))
         return lax.rev(result, self.flip) if self.flip else result
 
-    def fill(self, result: PyTree, value: Value) -> Any:
-        """A result of this index, with `value` where that is out of bounds."""
+    def fill(self, result: Value, value: Value) -> Value:
+        """`result`, of `result_shape`, with the scalar `value` where the index is out of bounds."""
         places = [
             (d, n)
             for d, n in zip(self.dims, self.shape, strict=True)
@@ -249,8 +250,8 @@ class Index(NamedTuple):
 
     # -- reading and updating values ------------------------------------------------------------
 
-    def read(self, x: Value, out_sharding: Any = None) -> Any:
-        """The part of `x`, sharded over an explicit mesh as told."""
+    def read(self, x: Value, out_sharding: Any = None) -> Value:
+        """The part of `x`, with the sharding `out_sharding` if that is given (explicit meshes)."""
         if out_sharding is not None:
             return automatically(Index.read, self, out_sharding, x)
         block = block_of(self.dims, self.shape)
@@ -260,29 +261,30 @@ class Index(NamedTuple):
             return self.finish(x[block.rest])
         return self.finish(_reshape(x, self.taken_shape))
 
-    def write(self, x: Value, value: Value) -> Any:
+    def write(self, x: Value, value: Value) -> Value:
         return self.update(x, "set", value)
 
-    def add(self, x: Value, value: Value) -> Any:
+    def add(self, x: Value, value: Value) -> Value:
         """Accumulates: an element named twice gets both contributions."""
         return self.update(x, "add", value)
 
-    def update(self, x: Value, method: str, operand: Value) -> Any:
+    def update(self, x: Value, method: str, operand: Value) -> Value:
         """`x.at[...].<method>(operand)` of `jax.numpy`, for each method in `UPDATES`.
 
-        It is sharded as `x` is.
+        The result is sharded as `x` is.
         """
         if not _jax.is_on_explicit_mesh(x):
             return self._update(x, method, operand)
-        if method == "apply" or self.is_whole:  # A user's function runs where its caller does.
+        # A user's function runs on the mesh of its caller, not inside `auto_axes`.
+        if method == "apply" or self.is_whole:
             return sharded_like(self._update(x, method, operand), x)
 
-        def update(index: Index, x: Value, operand: Value) -> Any:
+        def update(index: Index, x: Value, operand: Value) -> Value:
             return index._update(x, method, operand)
 
         return automatically(update, self, _jax.typeof(x).sharding, x, operand)
 
-    def _update(self, x: Value, method: str, operand: Value) -> Any:
+    def _update(self, x: Value, method: str, operand: Value) -> Value:
         if method in ("set", "add"):
             return self._update_taken(x, self.unfinish(operand), method)
         if not self.has_arrays:
@@ -292,7 +294,8 @@ class Index(NamedTuple):
             operand = self.unfinish(jnp.broadcast_to(operand, self.result_shape))
         return self._update_taken(x, operand, method)
 
-    def _update_taken(self, x: Value, value: Value, method: str) -> Any:
+    def _update_taken(self, x: Value, value: Value, method: str) -> Value:
+        """`_update` with an operand of `taken_shape`, or a function."""
         block = block_of(self.dims, self.shape)
         if block.rest is not None:
             part = x if block.is_whole else block.read(x)
@@ -306,15 +309,15 @@ class Index(NamedTuple):
         return block.write(x, value)
 
 
-def _reshape(x: Value, shape: tuple[int, ...]) -> Any:
+def _reshape(x: Value, shape: tuple[int, ...]) -> Value:
     return x if x.shape == shape else lax.reshape(x, shape)
 
 
-def _operand(i: Any) -> Any:
+def _operand(i: Value) -> Value:
     return np.int32(i) if is_static(i) else i
 
 
-def _broadcast_index(i: Any, shape: tuple[int, ...]) -> Any:
+def _broadcast_index(i: Value, shape: tuple[int, ...]) -> Value:
     if np.shape(i) == shape:
         return i
     broadcast = (
@@ -323,7 +326,7 @@ def _broadcast_index(i: Any, shape: tuple[int, ...]) -> Any:
     return broadcast(i, shape)
 
 
-def _int_shape(dims: Sequence[Any]) -> tuple[int, ...]:
+def _int_shape(dims: Sequence[Span | Value]) -> tuple[int, ...]:
     shapes = [np.shape(d) for d in dims if is_array(d)]
     try:
         return tuple(np.broadcast_shapes(*shapes))
@@ -334,9 +337,9 @@ def _int_shape(dims: Sequence[Any]) -> tuple[int, ...]:
 
 
 def indexed_shape(
-    dims: Sequence[Any], int_shape: tuple[int, ...]
+    dims: Sequence[Reversed | Span | Value], int_shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape that JAX's indexer gives, and which of its axes come from integer arrays."""
+    """(the shape of the value that JAX's indexer takes, its axes that come from integer arrays)."""
     spans = [d.span if isinstance(d, Reversed) else d for d in dims]
     sizes = tuple(d.size for d in spans if isinstance(d, Span))
     ints = [k for k, d in enumerate(spans) if not isinstance(d, Span)]

@@ -1,13 +1,11 @@
-"""A part of a part: the one index that two, one within the other, stand for.
+"""Parts of parts: the composition of two indices, one within the other, to one index.
 
-Only so does a write through a view of a view cost what it touches, and reach an element that the
-outer index names twice: in a copy of the outer part it would be written once, and be overwritten
-with the other, old one when that is put back.
+So a write through a view of a view costs only what it touches. It also reaches an element that the
+outer index names twice: in a copy of the outer part only one of its two places would be written,
+and putting the copy back would overwrite the element with the old value of the other place.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
@@ -23,24 +21,28 @@ from refs._indexing.places import (
     within,
 )
 from refs._indexing.syntax import Span, is_array
+from refs._types import Value
 
 
 def nest(outer: Index, inner: Index, *, writing: bool) -> Index:
     """The index of `inner`'s part of `outer`'s part.
 
     Slices of slices are slices. An integer of `inner` that is out of bounds is moved to the nearest
-    place of `outer`'s part for a read, and out of the whole array's bounds for a write.
+    place of `outer`'s part for a read. For a write it is moved out of the whole array's bounds.
     """
     if 0 in inner.result_shape:
         return _nothing(outer.shape, inner.result_shape)
-    if 0 in outer.result_shape:  # Only a write: nobody reads from an axis of size 0.
+    if 0 in outer.result_shape:  # Only for a write: `check_read` refuses reads.
         return _nowhere(outer.shape, inner.result_shape)
     return _Nesting(outer, inner, writing).index()
 
 
 class _Nesting:
-    """Names for axes: `("int", j)` is one of `inner`'s integer arrays, `("span", a)` is what
-    `inner`'s slice on axis `a` of `outer`'s part gives."""
+    """The composition of two indices.
+
+    Axes have names in it: `("int", j)` is axis `j` of the shape of `inner`'s integer arrays, and
+    `("span", a)` is the axis that `inner`'s slice on axis `a` of `outer`'s part gives.
+    """
 
     def __init__(self, outer: Index, inner: Index, writing: bool):
         self.outer, self.inner, self.writing = outer, inner, writing
@@ -48,17 +50,17 @@ class _Nesting:
         self.int_axes = outer.int_axes
         spans = [k for k, d in enumerate(outer.dims) if isinstance(d, Span)]
         basic = [t for t in range(len(outer.taken_shape)) if t not in self.int_axes]
-        # Where each dimension's slice ends up in the part, and which axis each array's are.
+        # The axes of `outer`'s part: of each dimension with a slice, and of the integer arrays.
         self.axis_of_dim = {k: self.axes.index(t) for k, t in zip(spans, basic, strict=True)}
         self.axis_of_int = [self.axes.index(t) for t in self.int_axes]
         self.made = [a for a, t in enumerate(self.axes) if t is None]
-        # An array on an axis that `None` has made needs a dimension to be seen in.
+        # Arrays on axes that `None` has made are put into the places of one dimension, the bearer.
         loose = [a for a in self.made if not self.is_span(a) and not is_static(inner.dims[a])]
         self.loose = loose
         ranked = sorted(range(len(outer.dims)), key=lambda k: k in self.axis_of_dim)
         self.bearer = ranked[0] if loose else None
         spread = None if self.bearer is None else self.axis_of_dim.get(self.bearer)
-        # Slices that become integer arrays: their axes follow those of `inner`'s.
+        # Slices that become integer arrays: their axes come after those of `inner`'s arrays.
         self.tail = [a for a in (spread, *self.axis_of_int) if a is not None and self.is_span(a)]
         self.int_shape = inner.int_shape + tuple(inner.dims[a].size for a in self.tail)
 
@@ -80,7 +82,7 @@ class _Nesting:
         ]
 
         new = Index.of_dims(dims, outer.shape)
-        names: dict[int, Any] = {}
+        names: dict[int, tuple[str, int]] = {}
         ints = [("int", j) for j in range(len(inner.int_shape))]
         ints += [("span", a) for a in self.tail]
         names.update(zip(new.int_axes, ints, strict=True))
@@ -89,7 +91,7 @@ class _Nesting:
         names.update(zip(basic, kept, strict=True))
         place = {name: t for t, name in names.items()}
 
-        inner_names: dict[int, Any] = dict(
+        inner_names: dict[int, tuple[str, int]] = dict(
             zip(inner.int_axes, (("int", j) for j in range(len(inner.int_shape))), strict=True)
         )
         spans = [("span", a) for a in range(len(self.axes)) if self.is_span(a)]
@@ -104,8 +106,8 @@ class _Nesting:
 
     # -- one dimension each ----------------------------------------------------------------------
 
-    def of_span(self, k: int, span: Span) -> Any:
-        """What is left of a slice, or the places in it."""
+    def of_span(self, k: int, span: Span) -> Span | Value:
+        """`inner`'s part of the slice on dimension `k`: a slice, or an array of places."""
         a, n = self.axis_of_dim[k], self.outer.shape[k]
         part = self.inner.dims[a]
         if isinstance(part, Span):
@@ -118,8 +120,8 @@ class _Nesting:
             return self.lifted(part)
         return self.outside_is(n, _start(span, n) + span.step * self.elements_on(a), [a])
 
-    def arrays(self) -> dict[int, Any]:
-        """The parts of `outer`'s integer arrays."""
+    def arrays(self) -> dict[int, Value]:
+        """By dimension, the parts of `outer`'s integer arrays; none if `inner` takes them whole."""
         outer, axes = self.outer, self.axis_of_int
         if all(self.is_span(a) and self.inner.dims[a].covers(self.part_size(a)) for a in axes):
             return {}
@@ -140,8 +142,8 @@ class _Nesting:
                 )
         return found
 
-    def borne(self, dim: Any) -> Any:
-        """A dimension's places, for every element of the arrays on axes that `None` has made."""
+    def borne(self, dim: Value) -> Value:
+        """The bearer's places, broadcast against the arrays on axes that `None` has made."""
         n = self.outer.shape[self.bearer or 0]
         dim = self.outside_is(n, dim, self.loose)
         arrays = [np.shape(self.lifted(self.inner.dims[a])) for a in self.loose]
@@ -157,21 +159,22 @@ class _Nesting:
         return self.axes[a] in self.outer.flip
 
     def slice_on(self, a: int) -> Span:
-        """`inner`'s slice of an axis of the part, as it lies in what was taken."""
+        """`inner`'s slice of an axis of the part, counted in the value before `outer.flip`."""
         part, n = self.inner.dims[a], self.part_size(a)
         start = _start(part, n)
         if self.is_reversed(a):
             start = n - 1 - (start + (part.size - 1) * part.step)
         return part._replace(start=start)
 
-    def elements_on(self, a: int) -> Any:
-        """`inner`'s integers on an axis of the part, in bounds, as they lie in what was taken."""
+    def elements_on(self, a: int) -> Value:
+        """`inner`'s integers on an axis of the part, clamped, counted before `outer.flip`."""
         i, n = self.inner.dims[a], self.part_size(a)
         i = i if is_static(i) else clipped(self.lifted(i), n)
         return n - 1 - i if self.is_reversed(a) else i
 
-    def outside_is(self, n: int, place: Any, axes: list[int]) -> Any:
-        """Places on an axis of size `n`, out of bounds where `inner`'s integers are."""
+    def outside_is(self, n: int, place: Value, axes: list[int]) -> Value:
+        """Places on an axis of size `n`; for a write, those where an integer of `inner` on `axes`
+        is out of bounds become `n`."""
         for a in axes:
             i = self.inner.dims[a]
             if self.writing and not is_static(i):
@@ -179,29 +182,31 @@ class _Nesting:
                 place = numpy_of(inside, place).where(inside, place, np.int32(n))
         return place
 
-    def lifted(self, i: Any) -> Any:
-        """`inner`'s integers, with axes for the slices that follow."""
+    def lifted(self, i: Value) -> Value:
+        """`inner`'s integers, with an axis of size 1 at the end for each slice in `tail`."""
         return i if not np.ndim(i) else i.reshape(*i.shape, *(1,) * len(self.tail))
 
-    def along(self, a: int, span: Span, n: int) -> Any:
-        """The places of a slice of an axis of size `n`, along its own axis."""
+    def along(self, a: int, span: Span, n: int) -> Value:
+        """A slice's places on an axis of size `n`: `[size, 1, …]`, to broadcast to `int_shape`."""
         after = len(self.tail) - 1 - self.tail.index(a)
         steps = np.arange(span.size, dtype=np.int32) * np.int32(span.step)
         return _start(span, n) + steps.reshape(-1, *(1,) * after)
 
 
-def _start(span: Span, n: int) -> Any:
-    """Where a slice of an axis of size `n` begins."""
+def _start(span: Span, n: int) -> Value:
+    """The start of a slice of an axis of size `n`, clamped so that the slice fits."""
     if is_static(span.start):
         return span.start
     return within(located(span.start, n), n - (span.size - 1) * span.step - 1)
 
 
 def _nothing(shape: tuple[int, ...], result_shape: tuple[int, ...]) -> Index:
+    """An index of no elements: `result_shape` has an axis of size 0."""
     dims = [Span(0, n if k else 0) for k, n in enumerate(shape)]
     return Index.of_dims(dims, shape)._replace(result_shape=result_shape)
 
 
 def _nowhere(shape: tuple[int, ...], result_shape: tuple[int, ...]) -> Index:
+    """An index all of whose elements are out of bounds."""
     dims = [np.full(result_shape, n, np.int32) for n in shape]
     return Index.of_dims(dims, shape)

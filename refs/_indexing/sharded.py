@@ -1,4 +1,4 @@
-"""What is sharded over a mesh, and what over an explicit one, where an array's type says how."""
+"""Shardings over a mesh; with an explicit mesh, an array's type contains its sharding."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs._types import RefLike, Sharding, Value
+from refs._types import PyTree, RefLike, Sharding, Value
 
 
-def mesh_sharding(sharding: Sharding | None) -> Any:
-    """A sharding as what has it is to keep it, None where there is but one: on a single device."""
+def mesh_sharding(sharding: Sharding | None) -> Sharding | None:
+    """A sharding that a ref must keep; None for a single device."""
     return None if isinstance(sharding, jax.sharding.SingleDeviceSharding) else sharding
 
 
-def sharded_like(value: Value, x: Value) -> Any:
-    """An array of the shape of `x`, or a part of it, sharded as the type of `x` says."""
+def sharded_like(value: Value, x: Value) -> Value:
+    """`value`, an array of the shape of `x`, sharded as the type of `x` says."""
     sharding = _jax.typeof(x).sharding
     if not _jax.is_on_explicit_mesh(x) or _jax.typeof(value).sharding == sharding:
         return value
     return jax.sharding.reshard(value, sharding)
 
 
-def sharded_as_part(value: Value, ref: RefLike) -> Any:
-    """A value for all of a ref, or for a part of one that isn't sharded, sharded as that is."""
+def sharded_as_part(value: Value, ref: RefLike) -> Value:
+    """A value to write to a ref, sharded as the ref is. A part mustn't divide sharded axes."""
     if not _jax.is_on_explicit_mesh(ref):
         return value
     aval = _jax.typeof(ref).inner_aval
@@ -37,8 +37,8 @@ def sharded_as_part(value: Value, ref: RefLike) -> Any:
     )
 
 
-def sharded_in_rows(rows: Any, x: Value) -> Any:
-    """An array of as many arrays like `x` as there are, each sharded as that is."""
+def sharded_in_rows(rows: Value, x: Value) -> Value:
+    """`rows`, `[n_rows, *x.shape]`, with each row sharded as `x` is."""
     if not _jax.is_on_explicit_mesh(x):
         return rows
     sharding = _jax.typeof(x).sharding
@@ -46,12 +46,16 @@ def sharded_in_rows(rows: Any, x: Value) -> Any:
 
 
 def automatically(
-    f: Callable[..., Any], index: Any, out_sharding: Any, x: Value, *args: Any
-) -> Any:
-    """`f(index, x, *args)`, sharded as told; XLA finds out how all in between is sharded.
+    f: Callable[..., Value],
+    index: PyTree,
+    out_sharding: jax.sharding.PartitionSpec | Sharding,
+    x: Value,
+    *args: Any,
+) -> Value:
+    """`f(index, x, *args)`, sharded as `out_sharding`; XLA chooses the shardings in between.
 
-    An index may name any part of an axis that is sharded: only a part's own sharding, which its
-    type has to say, can't be known.
+    An index may name any part of a sharded axis. But the part's sharding, which its type must
+    contain, doesn't follow from that: it has to be given.
     """
     mesh = _jax.typeof(x).sharding.mesh
     if isinstance(out_sharding, jax.sharding.PartitionSpec):
@@ -59,7 +63,7 @@ def automatically(
     leaves, tree = jax.tree.flatten(index)
     places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
 
-    def run(x: Value, arrays: list[Value], *args: Any) -> Any:
+    def run(x: Value, arrays: list[Value], *args: Any) -> Value:
         for k, array in zip(places, arrays, strict=True):
             leaves[k] = array
         return f(jax.tree.unflatten(tree, leaves), x, *args)

@@ -19,7 +19,7 @@ from refs.errors import RefIndexError, RefTypeError
 class Span(NamedTuple):
     """`size` elements from `start`, `step >= 1` apart; only `start` may be traced."""
 
-    start: Any
+    start: Value
     size: int
     step: int = 1
 
@@ -28,7 +28,7 @@ class Span(NamedTuple):
 
 
 class NewAxis(NamedTuple):
-    """`None` in an index expression; or an ellipsis for no axes, which still separates others."""
+    """`None` in an index expression; with `count` 0, an ellipsis for no axes, as a separator."""
 
     count: int = 1
 
@@ -54,7 +54,7 @@ def is_array(entry: Any) -> bool:
 
 
 def as_tuple(idx: Indexer) -> tuple[Any, ...]:
-    """An index in brackets as a tuple, in which `None` is a new axis and nothing else."""
+    """The index between brackets as a tuple: there `None` is always a new axis."""
     return idx if isinstance(idx, tuple) else (idx,)
 
 
@@ -68,7 +68,7 @@ def expand(idx: Indexer, shape: tuple[int, ...]) -> list[Any]:
         places = [k for k, e in enumerate(entries) if not isinstance(e, basic)]
         alone = not any(isinstance(e, _Mask) or getattr(e, "ndim", 0) for e in entries)
         entries = [e for e in entries if not isinstance(e, _Everything)]
-        if alone:  # Where they and integers stand, in front if there is something between them.
+        if alone:  # At the place of these and of integers, in front if other entries lie between.
             are_adjacent = places[-1] - places[0] == len(places) - 1
             entries.insert(places[0] if are_adjacent else 0, NewAxis())
     used = sum(1 for e in entries if not isinstance(e, NewAxis) and e is not ...)
@@ -84,7 +84,7 @@ def expand(idx: Indexer, shape: tuple[int, ...]) -> list[Any]:
 
 
 def _entry(entry: Any) -> list[Any]:
-    """The entries that one item of an index expression stands for, by kind only."""
+    """The entries that one item of an index expression stands for. Sizes aren't checked yet."""
     if entry is None:
         return [NewAxis()]
     start = entry.start if isinstance(entry, _jax.Slice) else entry
@@ -130,11 +130,11 @@ def _mask_entries(mask: Value) -> list[Any]:
 
 
 class _Everything(NamedTuple):
-    """`True` in an index expression: beside index arrays nothing, and a new axis without them."""
+    """`True` in an index expression: a new axis, or nothing if there are index arrays."""
 
 
 class _Mask(NamedTuple):
-    """One of the integer arrays that a boolean mask stands for: `k`-th axis of `shape`."""
+    """One of the integer arrays that a boolean mask of this shape stands for: for its axis `k`."""
 
     shape: tuple[int, ...]
     k: int
@@ -142,9 +142,9 @@ class _Mask(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What becomes of integers that are out of bounds, as the keywords of `x.at[...]` say.
+    """The treatment of integers out of bounds, by the keywords of `x.at[...]`.
 
-    `mode` is None, then a Python integer must be in bounds, or that of `jax.numpy`: only "clip"
+    `mode` is None, so that Python integers must be in bounds, or a mode of `jax.numpy`: only "clip"
     moves an index into bounds.
     """
 
@@ -155,14 +155,16 @@ class Bounds(NamedTuple):
 BRACKETS = Bounds()
 
 
-def bounded(entries: list[Any], shape: tuple[int, ...], bounds: Bounds) -> tuple[Any, ...]:
-    """Entries checked against the sizes of the axes that they index."""
+def bounded(
+    entries: list[Any], shape: tuple[int, ...], bounds: Bounds
+) -> tuple[Reversed | Span | Value, ...]:
+    """Entries, one for each axis, checked against the sizes of the axes and made explicit."""
     return tuple(
         _bound(e, axis, n, bounds) for axis, (e, n) in enumerate(zip(entries, shape, strict=True))
     )
 
 
-def _bound(entry: Any, axis: int, n: int, bounds: Bounds) -> Any:
+def _bound(entry: Any, axis: int, n: int, bounds: Bounds) -> Reversed | Span | Value:
     if isinstance(entry, _Mask):
         if entry.shape[entry.k] != n:
             raise RefIndexError(
@@ -183,7 +185,7 @@ def _bound(entry: Any, axis: int, n: int, bounds: Bounds) -> Any:
     return _bound_integer(entry, axis, n, bounds)
 
 
-def _bound_integer(entry: Any, axis: int, n: int, bounds: Bounds) -> Any:
+def _bound_integer(entry: Value, axis: int, n: int, bounds: Bounds) -> Value:
     wraps = bounds.wrap_negative_indices
     if is_static(entry) and (-n if wraps else 0) <= entry < n:
         return int(entry) % n
@@ -197,8 +199,8 @@ def _bound_integer(entry: Any, axis: int, n: int, bounds: Bounds) -> Any:
     return known(clipped(entry, n), n) if bounds.mode == "clip" and n else entry
 
 
-def _bound_slice(entry: slice, n: int) -> Any:
-    if entry == slice(None):  # also of an axis whose size is a symbol
+def _bound_slice(entry: slice, n: int) -> Reversed | Span:
+    if entry == slice(None):  # also for an axis whose size is a symbol
         return Span(0, n)
     try:
         start, stop, step = entry.indices(n)
@@ -210,7 +212,7 @@ def _bound_slice(entry: slice, n: int) -> Any:
             why = f"the bounds of a slice must be integers or None, not {bounds}"
         raise RefTypeError(why) from None
     size = max(0, math.ceil((stop - start) / step))
-    if size <= 1:  # The direction, and the step, mean nothing.
+    if size <= 1:  # Direction and step have no meaning.
         return Span(start if size else 0, size)
     if step > 0:
         return Span(start, size, step)

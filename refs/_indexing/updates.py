@@ -1,7 +1,8 @@
-"""What an update makes of an array's elements, some of which its index may name twice."""
+"""Updates of an array's elements, some of which the index may name twice."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,10 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs._indexing.values import fit
-from refs._types import PyTree, Value
+from refs._types import Indexer, PyTree, Value
 
-# What each method makes of the old elements and its operand, where none is named twice.
-UPDATES: dict[str, Any] = {
+# The new elements that each method computes from the old ones and its operand, if the index names
+# none twice.
+UPDATES: dict[str, Callable[..., Value]] = {
     "set": lambda old, value: value,
     "add": jnp.add,
     "multiply": jnp.multiply,
@@ -24,7 +26,7 @@ UPDATES: dict[str, Any] = {
 }
 
 
-def scatter(x: Value, idx: tuple[Any, ...], method: str, value: Value) -> Any:
+def scatter(x: Value, idx: tuple[Indexer, ...], method: str, value: Value) -> Value:
     """`x.at[idx].<method>(value)`."""
     if x.dtype == bool:
         # XLA's scatters don't add or multiply booleans as NumPy does, but these are the same.
@@ -39,39 +41,42 @@ def scatter(x: Value, idx: tuple[Any, ...], method: str, value: Value) -> Any:
     return getattr(x.at[idx], method)(value)
 
 
-def _places(x: Value, idx: tuple[Any, ...]) -> Any:
-    """Where in `x`, made flat, the elements of `x[idx]` lie; those out of bounds behind its end."""
+def _places(x: Value, idx: tuple[Indexer, ...]) -> Value:
+    """The places of the elements of `x[idx]` in `x.ravel()`; `x.size` if they are out of bounds.
+
+    They are of shape `[n_elements]` and dtype int32.
+    """
     place = jnp.arange(x.size, dtype=jnp.int32).reshape(x.shape)
     return place.at[idx].get(mode="fill", fill_value=x.size).ravel()
 
 
-def _apply_each(x: Value, idx: tuple[Any, ...], fn: Any) -> Any:
+def _apply_each(x: Value, idx: tuple[Indexer, ...], fn: Callable[[Value], Value]) -> Value:
     """Applies `fn` to one element after the other.
 
-    XLA's scatter could, but only a function that closes over nothing.
+    XLA's scatter can do so only if the function closes over nothing.
     """
     place = _places(x, idx)
     if not place.size:
         return x
 
-    def step(k: Any, flat: Any) -> Any:
+    def step(k: Value, flat: Value) -> Value:
         return flat.at[place[k]].set(fit(fn(flat[place[k]]), (), x.dtype))
 
     return lax.fori_loop(0, place.size, step, x.ravel()).reshape(x.shape)
 
 
-def _multiply(x: Value, idx: tuple[Any, ...], y: Value) -> Any:
+def _multiply(x: Value, idx: tuple[Indexer, ...], y: Value) -> Value:
     """`x.at[idx].multiply(y)`, with the derivative that JAX's doesn't have."""
 
-    # JAX keeps the rule, and with it what it closes over: no values of a trace, then.
+    # JAX keeps the rule and all that it closes over: so it mustn't close over values of a trace.
     slices = [i if isinstance(i, slice) else None for i in idx]
 
-    def index(arrays: Any) -> tuple[Any, ...]:
+    def index(arrays: Sequence[Value]) -> tuple[Indexer, ...]:
         rest = iter(arrays)
         return tuple(next(rest) if i is None else i for i in slices)
 
     @jax.custom_jvp
-    def multiply(x: Value, y: Value, *arrays: Any) -> Any:
+    def multiply(x: Value, y: Value, *arrays: Value) -> Value:
         return x.at[index(arrays)].multiply(y)
 
     @multiply.defjvp
@@ -85,10 +90,13 @@ def _multiply(x: Value, idx: tuple[Any, ...], y: Value) -> Any:
     return multiply(x, jnp.broadcast_to(y, shape), *arrays)
 
 
-# One operation: JAX doesn't differentiate the scan's own under an explicit mesh.
+# Jitted, as JAX doesn't differentiate the single operations of the scan under an explicit mesh.
 @jax.jit
-def _multiply_each(x: Value, places: Any, y: Value) -> Any:
-    """The same in operations that have derivatives: the factors of one element side by side."""
+def _multiply_each(x: Value, places: Value, y: Value) -> Value:
+    """`_multiply` in differentiable operations: it sorts the factors by element and scans them.
+
+    `places`: `[n]`, as of `_places`; `y`: `n` factors, of any shape.
+    """
     if not places.size:
         return x
     order = jnp.argsort(places)
@@ -96,13 +104,13 @@ def _multiply_each(x: Value, places: Any, y: Value) -> Any:
     changes = places[1:] != places[:-1]
     edge = jnp.ones(1, bool)
 
-    def times(a: Any, b: Any) -> Any:
+    def times(a: tuple[Value, Value], b: tuple[Value, Value]) -> tuple[Value, Value]:
         begins, product = b
         return a[0] | begins, jnp.where(begins, 1, a[1]).astype(product.dtype) * product
 
     begins = jnp.concatenate([edge, changes])
     _, products = lax.associative_scan(times, (begins, factors))
-    # The last of each element's has them all.
+    # The last product of each element has all of its factors.
     places = jnp.where(jnp.concatenate([changes, edge]), places, x.size)
     flat = x.ravel()
     new = flat.at[places].get(mode="clip") * products

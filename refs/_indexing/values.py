@@ -1,11 +1,10 @@
-"""Values on their way into a ref: converted where they can be held, refused where they can't."""
+"""Values to be written to a ref: converted if the ref can hold them, otherwise refused."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from refs._types import Aval, DType, Value
 from refs.errors import RefTypeError, RefValueError
 
 
-def convert(value: Value, dtype: DType) -> Any:
+def convert(value: Value, dtype: DType) -> Value:
     """`value` as an array of `dtype`, as `x.at[...].set(value)` of `jax.numpy` converts it.
 
     Raises:
@@ -28,7 +27,7 @@ def convert(value: Value, dtype: DType) -> Any:
     if isinstance(value, _jax.NativeRef):
         raise RefTypeError("a Ref can't hold a Ref: write its value, `ref[...] = other[...]`")
     if type(value) in _RANKS:
-        # As jax.numpy's weak types: a Python number takes the dtype, if that is of its kind.
+        # As jax.numpy's weak types: a Python number takes the dtype, if that can hold its kind.
         if _rank(dtype) < _RANKS[type(value)]:
             raise RefTypeError(
                 f"a Python {type(value).__name__} can't be held by a ref of dtype {dtype}: give "
@@ -51,7 +50,7 @@ def convert(value: Value, dtype: DType) -> Any:
     return lax.convert_element_type(value, dtype)
 
 
-def fit(value: Value, shape: Sequence[int], dtype: DType) -> Any:
+def fit(value: Value, shape: Sequence[int], dtype: DType) -> Value:
     """`value` converted to `dtype` and broadcast to `shape`, as NumPy does in an assignment.
 
     Raises:
@@ -94,7 +93,7 @@ def _holds(dtype: DType, value: Value) -> bool:
 
 
 def is_enabled(dtype: DType) -> bool:
-    """Whether JAX makes arrays of this type now, not of 32 bits instead."""
+    """Whether JAX now makes arrays of this dtype, and not of 32 bits instead."""
     return dtype not in _WIDE or bool(jax.config.read("jax_enable_x64"))
 
 
@@ -109,14 +108,14 @@ def _rank(dtype: DType) -> int:
     return next((k for k, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), -1)
 
 
-def neutral_of(aval: Aval, method: str) -> Any:
-    """`neutral` as an array of a type, where the trace under way can use it."""
+def neutral_of(aval: Aval, method: str) -> Value:
+    """`neutral` as an array of type `aval` that the current trace can use."""
     zeros = zeros_of(aval)
     return zeros if method == "add" else lax.full_like(zeros, neutral(aval.dtype, method))
 
 
-def neutral(dtype: DType, method: str) -> Any:
-    """The number that changes nothing when an update of `ref.at[...]` is given it."""
+def neutral(dtype: DType, method: str) -> complex:
+    """The operand with which an update by `ref.at[...]` changes nothing."""
     if method in ("add", "multiply"):
         return int(method == "multiply")
     if jnp.issubdtype(dtype, jnp.bool_):
@@ -128,8 +127,8 @@ def neutral(dtype: DType, method: str) -> Any:
     return complex(end, end) if jnp.issubdtype(dtype, jnp.complexfloating) else end
 
 
-def filling(dtype: DType) -> Any:
-    """What `mode="fill"` reads out of bounds, as in `jax.numpy`."""
+def filling(dtype: DType) -> np.ndarray | int:
+    """The value that `mode="fill"` reads out of bounds, as in `jax.numpy`."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return np.asarray(np.nan, dtype)
     if jnp.issubdtype(dtype, jnp.integer):
@@ -140,10 +139,10 @@ def filling(dtype: DType) -> Any:
     raise RefTypeError(f'mode="fill" needs a `fill_value` for a ref of dtype {dtype}')
 
 
-def zeros_of(aval: Aval) -> Any:
-    """Zeros of a type, where the trace under way can use them."""
+def zeros_of(aval: Aval) -> Value:
+    """Zeros of type `aval` that the current trace can use."""
     if _jax.has_explicit_sharding(aval):
         return _jax.zeros_like_aval(aval)
-    # The type may name a mesh that isn't the one of the `shard_map` that this is inside of.
+    # The type may name another mesh than that of the `shard_map` around this call.
     zeros, axes = jnp.zeros(aval.shape, aval.dtype), _jax.varying_axes(aval)
     return lax.pcast(zeros, tuple(axes), to="varying") if axes else zeros

@@ -1,4 +1,4 @@
-"""Where among the leaves of a call everything stands: refs written, refs read, arrays."""
+"""The positions of refs written, refs read and arrays among the leaves of a call."""
 
 from __future__ import annotations
 
@@ -9,31 +9,34 @@ from typing import Any
 from refs._handles.ref import Ref
 from refs._tracing.trace import Call, ref_type
 from refs._transactions.transaction import Transaction, links_of
-from refs._types import Value
+from refs._types import Aval, RefLike, Value
 
 
 class RefsDiffer(Exception):
-    """A call's refs are other ones, of one another or of those closed over, than in a program."""
+    """A call's refs are of other types than a program's, or have other aliases.
+
+    An alias is a ref that is passed twice, or that the function also closes over.
+    """
 
 
 class Arguments:
     """The arguments of a program, and of each call of it, as a flat list of leaves.
 
     Attributes:
-      tree: their structure.
+      tree: their pytree structure.
       ref_places: for each leaf: which of the distinct refs it is, or None for an array.
-      ref_leaves: for each distinct ref: which leaf is the first that it is.
-      kept, donated: which leaves are arrays, donated by the user or not.
-      is_bare: whether the leaves are just the refs that are written, each once.
+      ref_leaves: for each distinct ref: the position of its first leaf.
+      undonated, donated: the positions of the arrays that the user doesn't donate, and does.
+      is_bare: whether the leaves are just the refs that are written, each once, in order.
       reads: whether there are refs that a call only reads.
-      written_of, read_of: give the refs that a call with these leaves writes, or only reads. The
-        first raises RefsDiffer where refs are not the same ones, of one another and of those closed
-        over, as in this program.
-      undonated_of, donated_of: give those arrays.
+      written_of, read_of: functions that pick, from the leaves of a call, the refs that it writes,
+        and those that it only reads. The first raises RefsDiffer where refs have other aliases than
+        in this program, or untouched ones are of other types.
+      undonated_of, donated_of: functions that pick those arrays.
     """
 
     def __init__(self, t: Transaction, call: Call, donated: Sequence[bool]):
-        """`donated` says of each leaf whether the user donates it."""
+        """`donated`: for each leaf, whether the user donates it."""
         self.tree, self.ref_places = call.tree, call.ref_places
         self._links, self._outers = t.links, t.program.refs
         place: dict[int, int] = {}
@@ -53,7 +56,7 @@ class Arguments:
         if repeated or linked or idle:
             pick, outers = self.written_of, t.program.refs
 
-            def checked(flat: list[Any]) -> Any:
+            def checked(flat: list[Any]) -> Sequence[RefLike]:
                 if (
                     all(flat[i] is flat[j] for i, j in repeated)
                     and all(flat[i] is outers[k] for i, k in linked)
@@ -72,8 +75,8 @@ class Arguments:
             s.argument for s in t.written
         ] == [*range(len(call.ref_places))]
 
-    def _picker_of_refs(self, slots: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        """A function from the leaves of a call to the refs that slots stand for: a sequence."""
+    def _picker_of_refs(self, slots: Sequence[Any]) -> Callable[[list[Any]], Sequence[RefLike]]:
+        """A function from the leaves of a call to the sequence of refs that slots stand for."""
         outers = [self._outers[s.outer] for s in slots if s.argument is None]
         places = [self.ref_leaves[s.argument] for s in slots if s.argument is not None]
         if not places:
@@ -81,23 +84,23 @@ class Arguments:
         pick = _picker(places)
         return (lambda flat: [*pick(flat), *outers]) if outers else pick
 
-    def refs_of(self, flat: list[Any]) -> list[Any]:
+    def refs_of(self, flat: list[Any]) -> list[RefLike]:
         """The refs that a call with these leaves touches."""
         return [*self.written_of(flat), *self.read_of(flat)]
 
     def fit(self, call: Call) -> bool:
-        """Whether refs of a call are the same ones, of one another and of those closed over."""
+        """Whether the refs of a call have the same aliases as in this program."""
         same = self.ref_places == call.ref_places
         return same and self._links == links_of(call.refs, self._outers)
 
     def check_alike(self, flat: list[Any]) -> None:
-        """That a careful call's refs are such as a program is for, by all but their types.
+        """Checks, before a careful call, all of the refs but their types.
 
-        Those the compiled function compares; but one ref in two places it would be donated twice.
-        Handles of JAX's own are left to `Programs.find_or_make`.
+        The compiled function compares the types; but a ref in two places would be donated to it
+        twice. Handles of JAX's own are left to `Programs.find_or_make`.
 
         Raises:
-          RefsDiffer: if they are not.
+          RefsDiffer: if the refs don't fit this program.
         """
         refs = self.refs_of(flat)
         if len({*map(id, refs)}) < len(refs) or not all(
@@ -106,8 +109,8 @@ class Arguments:
             raise RefsDiffer
 
 
-def _picker(places: Sequence[int]) -> Callable[[Any], Any]:
-    """A function that picks what stands at these places of a list: a list or a tuple."""
+def _picker(places: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
+    """A function that picks the items at these positions of a list, as a list or a tuple."""
     places = list(places)
     if not places:
         return lambda flat: ()
@@ -116,6 +119,6 @@ def _picker(places: Sequence[int]) -> Callable[[Any], Any]:
     return itemgetter(*places)
 
 
-def _is_like(x: Value, kind: Any) -> bool:
-    """Whether something is a ref of ours of this type, that has not ended."""
+def _is_like(x: Value, kind: Aval) -> bool:
+    """Whether `x` is a ref of ours, of this type, that has not ended."""
     return isinstance(x, Ref) and x._aval == kind and x._end is None

@@ -1,4 +1,4 @@
-"""What users call: it finds the compiled form for the arguments, and calls it."""
+"""The function that users call: it finds the compiled form for the arguments, and calls it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class NoForm:
-    """Stands for the form of a call that has none yet, or none that is found quickly."""
+    """Stands for the form of a call that has none yet, or none that a quick look-up finds."""
 
     static = None
     is_alone = False
@@ -26,7 +26,7 @@ class NoForm:
         raise ValueError
 
     @staticmethod
-    def call(form: Any, flat: list[Any], args: Any, kwargs: Any) -> Any:
+    def call(form: Any, flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise RefsDiffer
 
 

@@ -18,27 +18,28 @@ from refs._tracing.trace import Call, adopt, result_of
 from refs._transactions.devices import devices_told
 from refs._transactions.signature import Static, dtype_of, shape_of
 from refs._transactions.transaction import Transaction
-from refs._types import PyTreeDef
+from refs._types import PyTree, PyTreeDef, RefLike
 
 
 class Entry:
     """One traced and compiled form of a function.
 
     Attributes:
-      is_plain: whether it is none, but a `Plain`.
-      transaction, name: the traced function.
-      arguments, executable: where they stand, and what is called with them.
+      is_plain: False; a `Plain` has True.
+      transaction, name: the traced function, and the name of the user's.
+      arguments, executable: the positions of its arguments, and the compiled function.
       shardings: those of the written refs, None if all are on a single device.
-      can_fail: whether the program can fail while it runs, and something would be lost then.
-      copied: which of the written refs a call keeps copies of, if it can fail.
+      can_fail: whether the program can fail while it runs, and values would be lost then; if it
+        writes no refs, whether it calls a callback.
+      copied: positions of the written refs that a call keeps copies of, if it can fail.
       is_careful: whether each call is a careful one: it can fail, or touches a handle of JAX's.
-      is_direct: whether what the executable gives is the function's result as it stands.
-      is_alone: whether the function has no other. `flatten` says so if the structure is another
-        one, but takes its time: it prints the arguments.
+      is_direct: whether the rest that the executable returns is the function's result as it is.
+      is_alone: whether the function has no other form. Only then is `flatten` tried at once: on
+        arguments of another structure it is slow, for its error prints them.
       flatten: gives the leaves of arguments of this structure, or raises ValueError.
-      call: `call(entry, flat, args, kwargs)` calls it, with arguments that have the structure of
-        those that it is for; see `ways.py`.
-      run: the same, with arguments that it is known to be for.
+      call: `call(entry, flat, args, kwargs)` runs it, on arguments whose structure fits, but
+        perhaps not their types and aliases; see `ways.py`.
+      run: the same, on arguments that are known to fit.
     """
 
     call: Callable[..., Any]
@@ -78,7 +79,7 @@ class Entry:
         self.executable = Executable(t, name, self.arguments, call, options, self.is_direct)
         self._is_compiled, self._compiles_once = False, not options.compiler_options
 
-    def _copied(self, written: Sequence[Any]) -> list[int]:
+    def _copied(self, written: Sequence[RefLike]) -> list[int]:
         t = self.transaction
         inputs = t.traced.jaxpr.jaxpr.invars
         keys = [
@@ -90,27 +91,27 @@ class Entry:
         return [k for k, key in enumerate(keys) if key not in left_out]
 
     def fits(self, call: Call) -> bool:
-        """Whether refs of a call are the same ones, of one another and of those closed over."""
+        """Whether the refs of a call have the same aliases as in this program."""
         return self.arguments.fit(call)
 
-    def note_failure(self, error: str, written: Sequence[Any]) -> None:
-        """What is to be done when a call has failed, all of its refs being back."""
-        # JAX would call a function that has failed at its first run the slow way ever after.
+    def note_failure(self, error: str, written: Sequence[RefLike]) -> None:
+        """Cleans up after a call that has failed, when the buffers are back in their cells."""
+        # JAX would call a function whose first run failed through its slow path ever after.
         _jax.forget_fast_path(self.executable.compiled)
         for ref in written:
             if is_ours(ref):
                 ref._note_loss(f" in a call of `{self.name}` that failed with {error:.200}")
 
-    def trace(self, flat: list[Any]) -> Any:
+    def trace(self, flat: list[Any]) -> jax.stages.Traced:
         """The compiled function's trace, as JAX gives it."""
         state = [buffer_of(r) for r in self.arguments.written_of(flat)]
         constants = [buffer_of(r) for r in self.arguments.read_of(flat)]
         return self.executable.compiled.trace(*self.executable.operands(flat, state, constants))
 
     def compile_ahead(self, flat: list[Any]) -> None:
-        """Compiles it for a call, if it isn't: while all refs still hold what they hold.
+        """Compiles the program for a call, if that hasn't been done.
 
-        For it takes long, and may fail.
+        No buffers are taken yet, because compiling takes long, and may fail.
         """
         if not self._is_compiled:
             touched = self.arguments.refs_of(flat)
@@ -120,8 +121,8 @@ class Entry:
                 lowered.compile()
             self._is_compiled = True
 
-    def result(self, rest: Any, flat: list[Any]) -> Any:
-        """The function's result."""
+    def result(self, rest: Any, flat: list[Any]) -> PyTree:
+        """The function's result, from the rest that the executable has returned."""
         t = self.transaction
         if self.is_direct:
             return rest
@@ -136,7 +137,7 @@ class Entry:
         return result_of(t.traced.out_tree, t.traced.out_leaves, arrays, arguments, made)
 
     @property
-    def args_info(self) -> Any:
+    def args_info(self) -> PyTree:
         """The arguments' types, and whether they are donated."""
         avals = self.transaction.traced.jaxpr.in_avals
         rest = iter(avals[len(self.arguments.ref_leaves) :])
@@ -149,7 +150,7 @@ class Entry:
         return self.in_tree.unflatten(infos)
 
     @property
-    def out_info(self) -> Any:
+    def out_info(self) -> PyTree:
         """The result's shapes and dtypes."""
         t = self.transaction
         avals = t.traced.jaxpr.out_avals

@@ -1,7 +1,8 @@
-"""The pure function that is compiled: what it takes and gives, and what of it is donated."""
+"""The pure function that is compiled: its operands and results, and which are donated."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,14 +14,14 @@ from refs._jit.arguments import Arguments
 from refs._tracing.trace import Call, ref_type
 from refs._transactions.signature import shardings_of_arguments, shardings_of_result
 from refs._transactions.transaction import Transaction
-from refs._types import Value
+from refs._types import PyTree, Value
 
 
 class Options(NamedTuple):
-    """The keywords of `refs.jit`, those that choose arguments apart."""
+    """The keywords of `refs.jit`, except those that select arguments."""
 
-    in_shardings: Any
-    out_shardings: Any
+    in_shardings: PyTree
+    out_shardings: PyTree
     keep_unused: bool
     device: Any
     backend: str | None
@@ -33,11 +34,11 @@ class TypesDiffer(Exception):
 
 
 def donated_operands(arguments: Arguments, is_debugging: bool = False) -> tuple[int, ...]:
-    """Which operands of the compiled function are donated: `(state, constants, kept, donated)`.
+    """The positions of the donated operands in `(state, constants, undonated, donated)`.
 
-    The state is what those refs hold that `Transaction` calls written. The last are arrays, which
-    the user donates with `donate_argnums` and `donate_argnames`. While one looks for NaNs nothing
-    is: JAX then runs a program that has made some a second time.
+    The state is the values of the refs in `Transaction.written`. The last operand is the arrays
+    that the user donates with `donate_argnums` and `donate_argnames`. While JAX looks for NaNs
+    (`is_debugging`) nothing is donated: JAX then runs a program that has made some a second time.
     """
     if is_debugging:
         return ()
@@ -47,13 +48,13 @@ def donated_operands(arguments: Arguments, is_debugging: bool = False) -> tuple[
 class Executable:
     """A traced function under `jax.jit`.
 
-    It takes `(state, constants, kept, donated)`, lists of arrays: what the written refs hold, what
-    those only read hold, and the other arguments; the state only, if the arguments are bare. It
-    returns `(new state, rest)`: state comes first, since XLA gives an alias to the first output
-    that fits. Arrays of PRNG keys go in and out as bits.
+    It takes `(state, constants, undonated, donated)`, sequences of arrays: the values of written
+    refs, those of refs that are only read, and the other arguments; the state only, if the
+    arguments are bare. It returns `(new state, rest)`: state comes first, since XLA gives an alias
+    to the first output that fits. Arrays of PRNG keys go in and out as bits.
 
     Attributes:
-      compiled: the function. With other types than at first it raises TypesDiffer.
+      compiled: the function. With operands of other types than at first it raises TypesDiffer.
       compiled_undonated: the same, donating nothing.
     """
 
@@ -66,7 +67,7 @@ class Executable:
         options: Options,
         is_direct: bool,
     ):
-        """`is_direct` says whether `rest` is to be the function's result as it stands."""
+        """`is_direct`: whether `rest` is to be the function's result as it is."""
         slots = [*t.written, *t.read]
         dtypes = {
             s: ref_type(r).dtype for s, r in zip(slots, t.refs(slots, call.refs), strict=True)
@@ -75,10 +76,15 @@ class Executable:
         order = {k: j for j, k in enumerate([*arguments.undonated, *arguments.donated])}
         arrays = sorted(order)
 
-        # It doesn't hold what holds it: the entry, and with that the refs.
-        def pure(state: Any, constants: Any = (), undonated: Any = (), donated: Any = ()) -> Any:
+        # It doesn't close over the entry, which holds it: the cycle would keep the refs alive.
+        def pure(
+            state: Sequence[Value],
+            constants: Sequence[Value] = (),
+            undonated: Sequence[Value] = (),
+            donated: Sequence[Value] = (),
+        ) -> tuple[list[Value], PyTree]:
             flat, tree = jax.tree.flatten((state, constants, undonated, donated))
-            # What a ref holds may be weakly typed, in JAX's own handles, and strongly later.
+            # The value of one of JAX's own handles may be weakly typed now, and strongly later.
             n = len(state) + len(constants)
             strong = [_jax.type_in_jit(x)._replace(weak_type=None) for x in flat[:n]]
             types = (tree, strong, [*map(_jax.type_in_jit, flat[n:])], _jax.context_in_jit())
@@ -90,7 +96,9 @@ class Executable:
             leaves = [given[order[k]] for k in arrays]
             return call_in_place(run, state, constants, leaves)
 
-        def run(state: Any, constants: Any, leaves: Any) -> Any:
+        def run(
+            state: Sequence[Value], constants: Sequence[Value], leaves: Sequence[Value]
+        ) -> tuple[list[Value], PyTree]:
             state = [_jax.wrap_keys(x, dtypes[s]) for x, s in zip(state, t.written, strict=True)]
             constants = [
                 _jax.wrap_keys(x, dtypes[s]) for x, s in zip(constants, t.read, strict=True)
@@ -121,14 +129,16 @@ class Executable:
     def operands(
         self, flat: list[Any], state: list[Value], constants: list[Value]
     ) -> tuple[Any, ...]:
-        """What the compiled function takes, for a call with these leaves."""
+        """The operands of the compiled function, for a call with these leaves."""
         a = self._arguments
         if a.is_bare:
             return (state,)
         return state, constants if a.reads else (), a.undonated_of(flat), a.donated_of(flat)
 
 
-def _shardings(t: Transaction, arguments: Arguments, call: Call, options: Options) -> Any:
+def _shardings(
+    t: Transaction, arguments: Arguments, call: Call, options: Options
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if options.in_shardings is not None:
         flat = shardings_of_arguments(options.in_shardings, call.tree)

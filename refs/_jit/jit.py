@@ -41,28 +41,28 @@ def jit(
 ) -> Any:
     """Compiles a function over refs; the refs that it writes are updated in place.
 
-    As `jax.jit`, with its keywords; of a function that touches no refs it is just that. Refs may
-    be anywhere in the arguments, the same one several times, closed over at any depth, and
-    returned: one of the arguments comes back as the same object, one made inside as a new `Ref`.
-    What is written is donated and aliased automatically; what is only read is neither. Refs that
-    the function closes over are those of its first call: like every Python value that it closes
-    over, they are part of the program.
+    `jit` works as `jax.jit`, with its keywords; for a function that touches no refs it is just
+    that. Refs may be anywhere in the arguments, the same one several times, closed over at any
+    depth, and returned: a ref argument comes back as the same object, a ref made inside as a new
+    `Ref`. The buffers of refs that are written are donated and aliased automatically; those of refs
+    that are only read are neither. Refs that the function closes over are those of its first call:
+    like every Python value that it closes over, they are part of the program.
 
     Args:
       fun: the function. Without it, a decorator is returned.
       in_shardings: shardings of the arrays among the arguments, as a pytree prefix. A ref keeps
-        its own sharding, whatever stands at its place.
-      out_shardings: shardings of the arrays in the result, and of the refs that are made inside,
-        likewise.
+        its own sharding, whatever is given for it.
+      out_shardings: shardings of the arrays in the result, and of the refs that are made inside, as
+        a pytree prefix.
       static_argnums: positions of arguments that are part of the program; never refs.
       static_argnames: names of such arguments.
       donate_argnums: positions of arguments whose arrays may be overwritten. Refs need none.
       donate_argnames: names of such arguments.
       keep_unused: whether a function that touches no refs keeps the arguments that it doesn't use.
-        Those of any other are kept.
+        Any other function keeps all arguments.
       device: deprecated, as in `jax.jit`.
-      backend: likewise.
-      inline: for calls inside another traced function: don't keep this one apart.
+      backend: deprecated, as in `jax.jit`.
+      inline: for calls inside another traced function: whether this one is inlined into its jaxpr.
       compiler_options: passed to XLA.
 
     Returns:
@@ -76,9 +76,9 @@ def jit(
       RefEscapeError: when called, if a loop or a branch returns a ref.
       MissingRuleError: when called, if a ref reaches a primitive that `refs` has no rule for.
 
-    A call also raises what `fun` raises. Whatever it raises, every ref keeps its old value, except
-    where memory runs out while the program runs: then the refs that it writes are lost, and say so
-    when used.
+    A call also raises any error that `fun` raises. After an error every ref has its old value,
+    except where memory runs out while the program runs: then the refs that it writes are lost, and
+    using one raises a RefStateError that says so.
 
     >>> w = refs.new_ref(jnp.ones(3))
     >>> @refs.jit
@@ -94,7 +94,7 @@ def jit(
 
     def wrap(f: Callable[..., Any]) -> Callable[..., Any]:
         check_callable("jit", f)
-        jax.jit(  # It says what is wrong with the function and with the keywords.
+        jax.jit(  # It raises JAX's own errors about the function and the keywords.
             f,
             static_argnums=static_argnums,
             static_argnames=static_argnames,

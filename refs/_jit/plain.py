@@ -1,7 +1,7 @@
 """The form of a function for calls that touch no refs: JAX's own jit of it, and nothing else.
 
-Refs that the function makes for itself, and keeps to itself, are nobody else's affair: then it is
-JAX's jit of the function without them.
+A function may make refs for itself and not return them: then the form is JAX's jit of the
+discharged function.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from refs._tracing.touch_analysis import Touch, uses_refs
 from refs._tracing.trace import Trace, advised, strip_refs
 from refs._transactions.signature import Choice
 from refs._transactions.transaction import Transaction
+from refs._types import ClosedJaxpr, PyTree, Value
 
-# Gives a function that somebody else holds.
+# Returns a function that another object keeps alive.
 GetFun = Callable[[], Callable[..., Any]]
 
 
 class Plain:
     """A form of a function for arguments that are no refs.
 
-    Its trace says whether there are others: closed over, made inside, returned. If there are none,
-    the function is JAX's own affair in all respects. If it makes all of them for itself, that is
-    its `discharged` form. Of any other, the trace is what an `Entry` is made of.
+    The function's trace tells whether it touches other refs: closed over, made inside, returned. If
+    there are none, JAX alone runs the function. If the function makes all of them for itself, its
+    form is the `discharged` one. For any other function, an `Entry` is made of the trace.
 
     Attributes:
       static, is_alone, flatten: as those of an `Entry`.
       captured: the values of an enclosing trace that it closes over.
-      effectful_jaxpr: with its own refs, where it has some.
-      compiled: the function under `jax.jit`, with all of the user's keywords. Where it would have
-        to be traced anew it raises `TypesDiffer`: with other types of arguments it may touch refs.
+      effectful_jaxpr: the jaxpr with the function's own refs, None if it makes none.
+      compiled: the function under `jax.jit`, with all of the user's keywords. Instead of being
+        traced again it raises `TypesDiffer`: for arguments of other types it may touch refs.
     """
 
     is_plain = True
@@ -49,14 +50,14 @@ class Plain:
         self,
         get_fun: GetFun,
         static: Any,
-        flatten: Callable[..., Any],
+        flatten: Callable[[PyTree], list[Any]],
         chosen: Choice,
         keywords: Mapping[str, Any],
     ):
         self._get_fun, self._chosen, self._keywords = get_fun, chosen, keywords
         self.static, self.is_alone, self.flatten = static, True, flatten
-        self.captured: Sequence[Any] = ()
-        self.effectful_jaxpr: Any = None
+        self.captured: Sequence[Value] = ()
+        self.effectful_jaxpr: ClosedJaxpr | None = None
         self._asks = asks = object()
         self._returned: list[Any] = []
         returned = self._returned
@@ -75,14 +76,14 @@ class Plain:
 
         traced.__name__ = _jax.fun_name(get_fun())
         static_ones = chosen.keywords("static")
-        # Shardings are those of the result as it stands, refs included, which `traced` doesn't
-        # always return. It is traced once for both: JAX finds the trace by the function.
+        # Shardings are for the whole result, refs included, which `traced` doesn't always return:
+        # so `_bare` has none. It is traced once for both: JAX caches the trace by the function.
         self._bare = jax.jit(traced, **static_ones)
         self.compiled = jax.jit(traced, **static_ones, **keywords)
 
     @staticmethod
     def call(form: Plain, flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of what the function has been traced for."""
+        """A call with arguments of types that the function has been traced for."""
         return form.compiled(*args, **kwargs)
 
     @staticmethod
@@ -90,12 +91,12 @@ class Plain:
         """A call, whether or not the function has been traced for it."""
         return form._ask(form.compiled, args, kwargs)
 
-    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
         """The trace as JAX gives it, with all of the user's keywords."""
         return self._ask(self.compiled.trace, args, kwargs)
 
     def find_refs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace | None:
-        """The trace of a function that touches refs or returns them, None of any other."""
+        """The trace of a function that touches refs or returns them, None for any other."""
         with advised():
             traced = self._ask(self._bare.trace, args, kwargs)
         self.captured = _jax.captured(traced)
@@ -105,7 +106,7 @@ class Plain:
         return Trace(traced.jaxpr, *(self._returned or (tree, (None,) * tree.num_leaves)))
 
     def discharged(self, trace: Trace) -> Plain | None:
-        """The form without refs, if the function makes all those of its trace for itself."""
+        """The form without refs, if the function makes all refs of its trace for itself."""
         t = Transaction(trace, (), Touch.READ | Touch.WRITE)
         inputs = any(_jax.is_ref_type(aval) for aval in trace.jaxpr.in_avals)
         if inputs or t.program.refs or self.returns_refs or calls_host(trace.jaxpr):
@@ -129,7 +130,7 @@ class Plain:
         return bool(self._returned)
 
     def fits(self, call: Any) -> bool:
-        """Whether it is for the refs of a call: it is for those that have none."""
+        """Whether it fits the refs of a call: it fits calls without refs."""
         return not call.refs
 
     def _ask(self, what: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -141,7 +142,7 @@ class Plain:
 
 
 def _wraps(get_fun: GetFun) -> Callable[..., Any]:
-    """`functools.wraps`, which doesn't keep a function alive that somebody else holds."""
+    """`functools.wraps`, which doesn't keep alive a function that is weakly referred to."""
 
     def wrap(wrapper: Any) -> Any:
         functools.update_wrapper(wrapper, get_fun())

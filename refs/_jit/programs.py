@@ -1,4 +1,4 @@
-"""The compiled programs of a function over refs, and which of them a call runs."""
+"""The compiled programs of a function over refs, and the choice of the one that a call runs."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ from refs.errors import RefStateError, RefTypeError
 def compiled(
     fun: Callable[..., Any], static: Choice, donate: Choice, options: Options
 ) -> Callable[..., Any]:
-    """What users get: another one each time, which as `jax.jit`'s has the programs of the last.
+    """A new function for users; as with `jax.jit`, it shares the programs of earlier ones.
 
-    It holds the function and its programs. Those don't hold the function, for they are kept for as
-    long as it lives; nor what users get, so that all goes at once.
+    It holds the user's function and its programs. The programs don't hold the user's function,
+    because they are cached for as long as it lives; nor the new function, so that all of them are
+    freed at once.
     """
     is_shared = type(fun) is types.FunctionType
     get_fun: Any = weakref.ref(fun) if is_shared else lambda: fun
@@ -62,28 +63,29 @@ def _made(*given: Any) -> tuple[Programs, Any]:
 
 
 def _calling(_: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A call of a method, during which the function lives that its programs don't hold."""
+    """Calls a method of `Programs`, and keeps the user's function alive meanwhile."""
     return method(*args, **kwargs)
 
 
-_known = WeakMemo()  # of a function: its programs, by keywords
+_known = WeakMemo()  # a function's programs, by keywords
 
 
 class Programs:
     """The compiled programs of a function over refs, one for each kind of arguments.
 
-    `fun` gives the function, which is held by those who call it.
+    `fun()` is the function, which the callers of methods keep alive.
     """
 
     def __init__(self, fun: GetFun, static: Choice, donate: Choice, options: Options):
         self._get_fun, self._static, self._donate, self._options = fun, static, donate, options
         self.has_static = bool(static.nums or static.names)
-        self._entries: dict[Any, list[Any]] = {}  # each an `Entry` or a `Plain`
-        self._inner: dict[Any, Plain] = {}  # for calls in a trace, where it touches refs
-        # By structure and arrays only; None where that doesn't tell which.
-        self._quick: dict[Any, Any] = {}
-        self.forget: Callable[[], None] = lambda: None  # what a call remembers besides
-        # Of a method: those of its instances that are no pytrees, by identity.
+        self._entries: dict[tuple[Any, ...], list[Any]] = {}  # each item an `Entry` or a `Plain`
+        # For calls in a trace, of a function that touches refs.
+        self._inner: dict[tuple[Any, ...], Plain] = {}
+        # By structure and types of arrays only; None where several entries have these.
+        self._quick: dict[tuple[Any, ...], Entry | Plain | None] = {}
+        self.forget: Callable[[], None] = lambda: None  # drops the form that the dispatcher holds
+        # For a method: its compiled functions for instances that are no pytrees, by identity.
         self.instances: dict[int, Callable[..., Any]] = {}
 
     @property
@@ -123,9 +125,9 @@ class Programs:
         return len(self._all())
 
     def of_instance(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
-        """Of a method, called on an instance that is no pytree: that of this instance alone.
+        """The compiled method for the first argument, if that is an instance and no pytree.
 
-        It closes over the instance, and is forgotten with it.
+        It closes over the instance weakly, and is dropped with it.
         """
         instance = args[0] if args else None
         if id(instance) in self.instances:
@@ -154,29 +156,35 @@ class Programs:
         self.instances[id(instance)] = call = compiled(bound, static, donate, self._options)
         return call
 
-    # -- what a call asks for, see `_dispatch` ---------------------------------------------------
+    # -- for calls, see `dispatch.py` ------------------------------------------------------------
 
-    def take_static(self, args: Any, kwargs: Any, known: Any = None) -> Any:
-        """The static arguments, those of the last call if they are the same, and the rest."""
+    def take_static(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], known: Static | None = None
+    ) -> tuple[Static | None, tuple[Any, ...], dict[str, Any]]:
+        """The static arguments, `known` itself if they are equal to that, and the rest."""
         if not self.has_static:
             return None, args, kwargs
         found, args, kwargs = self._static.split(args, kwargs)
         try:
             same = found == known
-        except Exception:  # as arrays, which aren't equal or not: and no static arguments
+        except Exception:  # Arrays, for one: they have no truth value, and can't be static.
             same = False
         return known if same else found.checked(), args, kwargs
 
-    def find(self, static: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
-        """The entry for arguments that there was a call with before, and their leaves."""
+    def find(
+        self, static: Static | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, list[Any]]:
+        """The entry for arguments like those of an earlier call, or NoForm; and their leaves."""
         flat, tree = jax.tree.flatten((args, kwargs))
         try:
             return self._quick.get(_quick_key(static, tree, flat)) or NoForm, flat
         except (TypeError, OverflowError):  # something that is no array
             return NoForm, flat
 
-    def find_or_make(self, static: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
-        """The entry for any arguments, made if need be, and its refs ready to be taken."""
+    def find_or_make(
+        self, static: Static | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, list[Any]]:
+        """The entry for any arguments, made and compiled if need be; and their leaves."""
         call = Call.of(args, kwargs)
         entry = self._entry(static, call)
         key = _quick_key(static, call.tree, call.flat)
@@ -189,7 +197,7 @@ class Programs:
         return entry, call.flat
 
     def call_otherwise(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """With jit disabled, in another trace, looking for NaNs, or beside what calls back."""
+        """A call with jit disabled, inside another trace, or while JAX looks for NaNs."""
         if _jax.is_jit_disabled():
             return self._fun(*args, **kwargs)
         if (bound := self.of_instance(args)) is not None:
@@ -231,26 +239,26 @@ class Programs:
         call = Call.of(args, kwargs, runs)
         return self._entry(static, call), call.flat
 
-    def _entry(self, static: Any, call: Call) -> Any:
-        """The entry for these arguments, made at the first call with their like."""
+    def _entry(self, static: Static | None, call: Call) -> Any:
+        """The entry for these arguments, made at the first call with arguments like them."""
         key = self._key(static, call)
         return self._fitting(key, call) or self._add(key, call, self._made(static, call))
 
-    def _fitting(self, key: Any, call: Call) -> Any:
+    def _fitting(self, key: tuple[Any, ...], call: Call) -> Any:
         # Which arguments are also closed over is known only after the trace.
         return next((e for e in self._entries.get(key, ()) if e.fits(call)), None)
 
     def _known(
         self, static: Static | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, list[Any]]:
-        """The entry for arguments without the static ones, if there is one; their leaves."""
+        """The entry for arguments without the static ones, or None; and their leaves."""
         call = Call.of(args, kwargs)
         return self._fitting(self._key(static, call), call), call.flat
 
-    def _add(self, key: Any, call: Call, made: Any) -> Any:
+    def _add(self, key: tuple[Any, ...], call: Call, made: Entry | Plain) -> Any:
         entries = self._entries.setdefault(key, [])
         entries.append(made)
-        # Another thread may have made one meanwhile: then all use that which came first.
+        # Another thread may have made one meanwhile: then all threads use the first one.
         first = self._fitting(key, call)
         if first is not made:
             entries.remove(made)
@@ -258,7 +266,7 @@ class Programs:
             entry.is_alone = len(self._all()) == 1
         return first
 
-    def _made(self, static: Static | None, call: Call) -> Any:
+    def _made(self, static: Static | None, call: Call) -> Entry | Plain:
         """An entry, which is a `Plain` if it touches no refs but those that it makes for itself."""
         if call.refs:
 
@@ -282,7 +290,7 @@ class Programs:
         return Plain(self._get_fun, static, call.tree.flatten_up_to, self._static, keywords)
 
     def _traced(self, static: Static | None, call: Call) -> tuple[Plain, Trace | None]:
-        """A `Plain`, and its trace if that has refs which it can't do without."""
+        """A `Plain`, and its trace if the function touches refs that it doesn't make itself."""
         plain = self._plain(static, call)
         traced = plain.find_refs(*self._arguments(static, call))
         own = traced and plain.discharged(traced)
@@ -293,12 +301,12 @@ class Programs:
         """The arguments of a call without refs, as they were given."""
         return (static or NO_STATIC).restore(*call.rebuild((), call.leaves))
 
-    def _key(self, static: Static | None, call: Call) -> Any:
+    def _key(self, static: Static | None, call: Call) -> tuple[Any, ...]:
         try:
             kinds = map(_kind_of, call.flat)
             return (static, call.tree, _jax.trace_context(), *kinds)
         except (TypeError, OverflowError):
-            if not call.refs:  # Whatever is wrong with an argument, JAX has words for it.
+            if not call.refs:  # JAX raises its own error about the argument.
                 self._plain(static, call).trace(*self._arguments(static, call))
             raise
 
@@ -319,9 +327,9 @@ class Programs:
 
 
 class _Methods(dict[str, Any]):
-    """The attributes of a compiled function, which are not those of what wraps it.
+    """The attributes of a compiled function, hidden from `functools.wraps`, which copies them.
 
-    `functools.wraps` copies them, and `jax.jit` is such a wrapper: then `trace` would be ours.
+    `jax.jit` uses it: its `trace` would then be ours.
     """
 
     def keys(self) -> Any:
@@ -339,6 +347,6 @@ def _kind_of(leaf: Any) -> Any:
     return (ref_type(leaf), sharding_of(leaf), is_ours(leaf)) if is_ref(leaf) else type_of(leaf)
 
 
-def _quick_key(static: Any, tree: PyTreeDef, flat: list[Any]) -> Any:
+def _quick_key(static: Static | None, tree: PyTreeDef, flat: list[Any]) -> tuple[Any, ...]:
     types = [type_of(x) for x in flat if type(x) is not Ref]
     return (static, tree, _jax.trace_context(), *types)

@@ -13,7 +13,7 @@ _Known = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, list[Any]]
 
 
 class _Stage:
-    """A stage of an entry. What it doesn't have itself, JAX's stage of the pure program has.
+    """A stage of an entry. Its other attributes are those of JAX's stage of the pure program.
 
     Attributes:
       args_info: for each argument its type, and whether it is donated.
@@ -29,7 +29,7 @@ class _Stage:
         self.out_info, self.out_tree = told.out_info, told.out_tree
 
     def __getattr__(self, name: str) -> Any:
-        # A copy, while it is made, has nothing yet: this raises then.
+        # While a copy is made it has no attributes yet: then this raises AttributeError.
         return getattr(object.__getattribute__(self, "_of_jax"), name)
 
 
@@ -37,10 +37,10 @@ class Traced(_Stage):
     """A traced function over refs.
 
     Attributes:
-      effectful_jaxpr: what the function does, with refs.
-      jaxpr: the pure jaxpr that is compiled: state in, new state first among what comes out. In
-        it, the program is one `in_place` equation: it is put in order when it is lowered. Of a
-        function that has no refs, both are what it does.
+      effectful_jaxpr: the function's jaxpr, over refs.
+      jaxpr: the pure jaxpr that is compiled: it takes the state, and its first outputs are the new
+        state. In it, the program is one `in_place` equation, which is put in order when it is
+        lowered. For a function without refs, both attributes are its one jaxpr.
     """
 
     def __init__(self, entry: Any, of_jax: Any, known: _Known):
@@ -77,8 +77,8 @@ class Lowered(_Stage):
     """A lowered function over refs.
 
     Attributes:
-      written: names and birthplaces of the refs that are written; their values are the first
-        parameters of the program, in this order.
+      written: the origins (names and creation sites) of the refs that are written; their values
+        are the first parameters of the program, in this order.
     """
 
     def __init__(self, entry: Any, of_jax: Any, known: _Known):

@@ -1,4 +1,4 @@
-"""The type of a `refs.jit` function, and of the keywords: what editors and type checkers see."""
+"""The types of a `refs.jit` function and of the keywords, for editors and type checkers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Jitted(Protocol[P, R_co]):
-    """What `refs.jit` makes of a function, for type checkers and editors."""
+    """The function that `refs.jit` returns, for type checkers and editors."""
 
     __name__: str
     __wrapped__: Callable[..., Any]

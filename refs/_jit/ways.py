@@ -1,6 +1,7 @@
-"""The ways to call a compiled form: quickly, or carefully where something could be lost.
+"""How a compiled form is called: quickly, or carefully where a value could be lost.
 
-Each exchanges the refs' buffers for what the program makes of them (`refs._buffers.exchange`).
+Each of these functions exchanges the refs' buffers for the program's outputs
+(`refs._buffers.exchange`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from refs._callbacks.failure import failure_of, raise_failure
 from refs._jit.arguments import RefsDiffer
 from refs._jit.entry import Entry
 from refs._jit.executable import TypesDiffer
-from refs._types import Value
+from refs._types import Buffer, PyTree, Value
 
 # Raised when a call must be retried: with another compiled form (RefsDiffer, TypesDiffer), or once
 # the buffers are free (Busy).
@@ -38,34 +39,36 @@ def prepare(entry: Entry) -> None:
     entry.call, entry.run = _unknown, _careful if entry.is_careful else _first
 
 
-# A way takes the entry as an argument and doesn't close over it: the entry holds the way, and that
-# would be a cycle.
+# The functions take the entry as an argument and don't close over it: the entry holds them, and
+# that would be a cycle.
 
 
-def _unknown(entry: Entry, flat: list[Any], args: Any, kwargs: Any) -> Any:
+def _unknown(entry: Entry, flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raise RefsDiffer
 
 
-def _first(entry: Entry, flat: list[Any], args: Any, kwargs: Any) -> Any:
-    # JAX's Python code has the results in its hands for a while: an interrupt would lose them.
+def _first(entry: Entry, flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # JAX's Python code holds the results for a while: an interrupt would lose them.
     result = without_signals(functools.partial(carefully, entry, flat))
     entry.call = entry.run = _quickly(entry)
     return result
 
 
-def _careful(entry: Entry, flat: list[Any], args: Any, kwargs: Any) -> Any:
+def _careful(entry: Entry, flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = carefully(entry, flat)
     entry.call = _careful_if_known
     return result
 
 
-def _careful_if_known(entry: Entry, flat: list[Any], args: Any, kwargs: Any) -> Any:
+def _careful_if_known(
+    entry: Entry, flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     entry.arguments.check_alike(flat)
     return carefully(entry, flat)
 
 
 def _quickly(entry: Entry) -> Callable[..., Any]:
-    """The way for programs that can't fail while they run, over refs of ours."""
+    """The quick call, for programs that can't fail while they run, over refs of ours."""
     is_one = len(entry.transaction.written) == 1 and not entry.arguments.reads
     return _over_one(entry) if is_one and entry.shardings is None else _over_several(entry)
 
@@ -75,7 +78,7 @@ def _over_one(entry: Entry) -> Callable[..., Any]:
     is_bare, written_of = arguments.is_bare, arguments.written_of
     undonated_of, donated_of = arguments.undonated_of, arguments.donated_of
 
-    def call(entry: Entry, flat: list[Any], args: Any, kwargs: Any) -> Any:
+    def call(entry: Entry, flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             cell = (flat if is_bare else written_of(flat))[0]._device_cell
         except AttributeError:
@@ -104,8 +107,8 @@ def _over_several(entry: Entry) -> Callable[..., Any]:
     )
     get_cell = _get_device_cell if shardings is None else _get_cell
 
-    def call(entry: Entry, flat: list[Any], args: Any, kwargs: Any) -> Any:
-        read_cells: Sequence[Any] = ()
+    def call(entry: Entry, flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        read_cells: Sequence[list[Buffer]] = ()
         try:
             written = flat if is_bare else written_of(flat)
             cells = [*map(get_cell, written)]
@@ -113,13 +116,13 @@ def _over_several(entry: Entry) -> Callable[..., Any]:
                 read_cells = [*map(_get_cell, read_of(flat))]
             if shardings is not None and [*map(_get_sharding, written)] != shardings:
                 raise RefsDiffer
-        except AttributeError:  # They are no refs of ours, or lie on other devices.
+        except AttributeError:  # Some are no refs of ours, or lie on other devices.
             raise RefsDiffer from None
         try:
             if is_bare:
                 rest = exchange(cells, compiled)
             else:
-                read_buffers: list[Any] = []
+                read_buffers: list[Buffer] = []
                 operands = read_buffers if reads else (), undonated_of(flat), donated_of(flat)
                 rest = exchange(cells, compiled, operands, read_cells, read_buffers)
         except BaseException as error:
@@ -131,7 +134,7 @@ def _over_several(entry: Entry) -> Callable[..., Any]:
 
 
 def after_failure(entry: Entry, error: BaseException, flat: list[Any]) -> None:
-    """What is to be done when a call has failed, all of its refs being back in their cells.
+    """Cleans up after a call that has failed, when the buffers are back in their cells.
 
     Raises:
       Busy: if a ref's buffer was deleted. The retry raises the RefStateError that names the ref.
@@ -146,25 +149,29 @@ def after_failure(entry: Entry, error: BaseException, flat: list[Any]) -> None:
 
 
 def carefully(
-    entry: Entry, flat: list[Any], compiled: Any = None, is_debugging: bool = False
-) -> Any:
+    entry: Entry,
+    flat: list[Any],
+    compiled: Callable[..., Any] | None = None,
+    is_debugging: bool = False,
+) -> PyTree:
     """A call whose program can fail, or touches JAX's own handles; and a program's first call.
 
-    XLA consumes what is donated even if the program then fails: so there are copies of what could
-    be lost. While one looks for NaNs, JAX runs a program that has made some a second time: then
-    nothing is donated. A program that was compiled ahead of time is given as `compiled`.
+    XLA consumes donated buffers even if the program then fails: so values that could be lost are
+    copied. While JAX looks for NaNs (`is_debugging`), it runs a program that has made some a second
+    time: then nothing is donated. `compiled` is a program that was compiled ahead of time.
     """
     executable = entry.executable
     compiled = compiled or (executable.compiled_undonated if is_debugging else executable.compiled)
     written, read = entry.arguments.written_of(flat), [*entry.arguments.read_of(flat)]
     copied = [] if is_debugging else entry.copied
 
-    has_olds = is_debugging or len(copied) == len(written)  # when the program has run
-    failed: list[str] = []  # not the error: it would hold itself, and the refs
+    # Whether all old values still exist when the program has run.
+    has_olds = is_debugging or len(copied) == len(written)
+    failed: list[str] = []  # not the error: that would be in a cycle, which holds the refs
 
-    def call(held: list[Any], read_buffers: list[Any]) -> Any:
+    def call(held: list[Buffer], read_buffers: list[Buffer]) -> tuple[list[Buffer], Any]:
         if any(x.is_deleted() for x in (*held, *read_buffers)):
-            raise Busy  # A value is lost, which waiting says.
+            raise Busy  # A value is lost: waiting raises the error for it.
         olds, results = [*held], []  # type: ignore[var-annotated]
         copies = _copies([held[k] for k in copied]) if copied else ()
         for k, copy in zip(copied, copies, strict=True):
@@ -175,11 +182,11 @@ def carefully(
             held[:] = results[0][0]
             jax.block_until_ready(results)
             if is_debugging:
-                # What isn't donated may come back as it is, twice even.
+                # An operand that isn't donated may come back as it is, even twice.
                 held[:] = _copies(held)
         except BaseException as error:
             if results and not has_olds and not isinstance(error, Exception):
-                raise  # An interrupt while we waited. The old values are gone, the new ones come.
+                raise  # An interrupt while waiting: the old values are gone, the new ones come.
             held[:] = olds
             if isinstance(error, RETRY):
                 raise
@@ -189,8 +196,8 @@ def carefully(
             failed.append(repr(failure.error if failure else error))
             if failure is None:
                 raise
-            # What wasn't copied was in its callback's hands; and so all refs are ours.
-            lost = {} if is_debugging else failure.held  # Nothing is, where nothing is donated.
+            # A ref without a copy was given to the callback that failed; and so all refs are ours.
+            lost = {} if is_debugging else failure.held  # Nothing is lost where nothing is donated.
             saved = [k for k in lost if k not in copied]
             for k in saved:
                 held[k] = jnp.array(lost[k])
@@ -208,5 +215,5 @@ def carefully(
 
 
 @jax.jit
-def _copies(arrays: list[Value]) -> list[Any]:
+def _copies(arrays: list[Value]) -> list[Value]:
     return [jnp.copy(x) for x in arrays]

@@ -1,1 +1,1 @@
-"""The transaction that every wrapper is, and what is said of a call's arguments."""
+"""The transaction that every wrapper runs, and the options that select arguments of a call."""

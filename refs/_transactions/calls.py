@@ -1,7 +1,8 @@
-"""Calls outside of `jit`: at top level as transactions, op by op as operations.
+"""Calls outside of `jit`: at top level as transactions, in an op-by-op trace as operations.
 
-JAX traces the body of a loop once, and again only for other arguments or if it is another function.
-So it is here: what was traced, and compiled, is kept for as long as the user's functions live.
+JAX traces the body of a loop once, and again only for arguments of other types or if it is another
+function. The same holds here: traces and compiled programs are cached while the user's functions
+live.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ from refs._tracing.trace import PartlyKnown, ref_type
 from refs._tracing.weak_memo import WeakMemo
 from refs._transactions.signature import type_of
 from refs._transactions.transaction import Transaction, links_of
-from refs._types import ClosedJaxpr, Primitive, RefLike, Value
+from refs._types import ClosedJaxpr, Jaxpr, Primitive, RefLike, Value
 
 
 def in_transaction(
     fun: Callable[..., Any],
     refs: Sequence[RefLike],
     arrays: Sequence[Value],
-    functions: Sequence[Any] = (),
+    functions: Sequence[object] = (),
     static: Any = None,
 ) -> Any:
-    """`fun(refs, arrays)`: at top level as a transaction, inside a trace as a part of that one.
+    """`fun(refs, arrays)`: at top level as a transaction, inside a trace as a part of that trace.
 
-    Only the refs and arrays given are traced. What else `fun` uses stays as it is, so Python can
-    still look at it. With `functions`, those of the user's that `fun` calls, it is traced once for
-    each kind of arguments; then `static` says on what else it depends.
+    Only the given refs and arrays are traced. Other values that `fun` uses stay as they are, so
+    Python can still inspect them. If the user's `functions` that `fun` calls are given, `fun` is
+    traced once for arguments of the same types; then `static` is all else that the trace depends
+    on.
     """
     trace, is_outside = _jax.current_trace(), _jax.at_top_level()
     if not (is_outside or isinstance(trace, OpByOp)):
@@ -49,14 +51,14 @@ def in_transaction(
 def run(fun: Callable[..., Any], refs: Sequence[RefLike], arrays: Sequence[Value]) -> Any:
     """`fun(refs, arrays)` as one transaction, run op by op; compiled if there are loops in it.
 
-    Whatever is raised, while it is traced or while it runs, no ref has changed.
+    If an error is raised, while it is traced or while it runs, no ref has changed.
     """
-    # Closed over, not arguments: so a ref that `fun` closes over besides is seen to be the same.
+    # Closed over, not arguments: so a ref that `fun` closes over, too, is seen to be the same.
     return _TracedCall(lambda _, arrays: fun(refs, arrays), [], arrays).run([], arrays)
 
 
 class _TracedCall:
-    """A function that was traced for calls with arguments of the same kinds."""
+    """A function that was traced for calls with arguments of the same types."""
 
     def __init__(
         self,
@@ -69,29 +71,29 @@ class _TracedCall:
             return PartlyKnown(fun(refs, arrays))
 
         self._t = t = Transaction.of(known, refs, arrays, lambda *given: (given, {}))
-        # XLA compiles loops and branches in any case; on their own they wouldn't be in place.
+        # JAX compiles loops and branches in any case; each by itself wouldn't be in place.
         is_compiled = _holds_loops(t.traced.jaxpr) or (
             comes_again and _jax.any_equation(t.traced.jaxpr, lambda e: e.primitive is _jax.cond_p)
         )
         self._call = self._call_undonated = t.run
         if is_compiled:
             self._call = jax.jit(in_place(t.run), donate_argnums=0)
-            # Donating nothing, for debugging: JAX then runs the program a second time.
+            # Donates nothing: JAX, when it looks for NaNs, runs the program a second time.
             self._call_undonated = jax.jit(in_place(t.run))
 
     @property
     def is_lasting(self) -> bool:
-        """Whether it closes over nothing of a trace, which ends."""
+        """Whether it closes over no tracers, whose trace ends."""
         closed_over = (*self._t.program.refs, *self._t.program.arrays)
         return not any(isinstance(x, _jax.Tracer) for x in closed_over)
 
     def links(self, refs: Sequence[RefLike]) -> tuple[int | None, ...]:
-        """Which of the refs that it closes over those given are."""
+        """For each of the given refs: which closed-over ref it is, or None."""
         return links_of(refs, self._t.program.refs)
 
     def run(self, refs: Sequence[RefLike], arrays: Sequence[Value]) -> Any:
         """A call as a transaction: at top level, or in a trace that may be differentiated."""
-        # What it closes over are operands, and no part of the program that is compiled.
+        # Closed-over arrays are operands, not constants of the program that is compiled.
         given: dict[str, Any] = {"captured": self._t.program.arrays}
         if _jax.is_staging():
             given["targets"] = refs
@@ -102,7 +104,7 @@ class _TracedCall:
         return self._t.result(outputs, made, refs)
 
     def run_in(self, trace: OpByOp, refs: Sequence[RefLike], arrays: Sequence[Value]) -> Any:
-        """A call as an operation."""
+        """A call as an operation of an op-by-op trace."""
         t = self._t
         out = trace.call(t.traced.jaxpr, [*refs, *arrays])
         n = len(out) - len(t.new_origins)
@@ -113,10 +115,10 @@ def _traced_call(
     fun: Callable[..., Any],
     refs: Sequence[RefLike],
     arrays: Sequence[Value],
-    functions: Sequence[Any],
+    functions: Sequence[object],
     static: Any,
 ) -> _TracedCall | None:
-    """What was traced for such a call, or is now; None where that couldn't be found again."""
+    """The cached trace for such a call, or a new one; None if the call can't be a key."""
     try:
         found = _known.of(functions)
         key = (static, _jax.trace_context(), *map(ref_type, refs), *map(type_of, arrays))
@@ -133,8 +135,8 @@ def _traced_call(
 _known = WeakMemo()
 
 
-def has_loops(primitive: Primitive, inner: Iterable[Any]) -> bool:
-    """Whether an operation is a loop, or one is in the jaxprs that it runs."""
+def has_loops(primitive: Primitive, inner: Iterable[ClosedJaxpr]) -> bool:
+    """Whether a primitive is a loop, or one is in the jaxprs, `inner`, that it runs."""
     return primitive in _jax.loop_primitives or any(map(_holds_loops, inner))
 
 
@@ -147,4 +149,4 @@ def _holds_loops(closed: ClosedJaxpr) -> bool:
     return _with_loops[jaxpr]
 
 
-_with_loops: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_with_loops: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()

@@ -1,4 +1,4 @@
-"""Says where refs are to lie, if they are used with what lies on other devices."""
+"""The error for refs on a single device that are used with arrays on several devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from refs.errors import RefValueError
 
 @contextmanager
 def devices_told(doing: str, refs: Sequence[RefLike]) -> Iterator[None]:
-    """Where JAX refuses a program for its devices, the error names the refs on a single one."""
+    """If JAX refuses a program for its devices, the error names the refs on a single device."""
     try:
         yield
     except ValueError as error:

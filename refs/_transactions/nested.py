@@ -1,6 +1,6 @@
-"""JAX's own call wrappers inside a trace: over the arrays of a call, closing over its refs.
+"""JAX's own call wrappers inside a trace: they take the arrays of a call and close over its refs.
 
-So the outer trace sees each touch of a ref, not a ref read and written as a whole.
+So the outer trace sees each access to a ref, not a ref that is read and written as a whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from refs._handles.predicates import is_ref
 from refs._handles.ref import new_ref
 from refs._tracing.trace import Call, result_of, strip_refs
 from refs._transactions.signature import Static, shardings_of_arguments, shardings_of_result
-from refs._types import Sharding, Value
+from refs._types import PyTree, Sharding, Value
 
 if TYPE_CHECKING:
     from refs._jit.executable import Options
@@ -27,11 +27,11 @@ def call_over_arrays(
     fun: Callable[..., Any],
     static: Static,
     call: Call,
-) -> Any:
-    """The result of `fun`, called through `wrap` with the call's arrays as only argument."""
+) -> PyTree:
+    """The result of `fun`, called through `wrap`, whose only argument is the call's arrays."""
     out: list[Value] = []
 
-    def inner(leaves: list[Value]) -> Any:
+    def inner(leaves: list[Value]) -> tuple[list[Value], list[Value]]:
         args, kwargs = static.restore(*call.rebuild(call.refs, leaves))
         _jax.name_arguments(fun, args, kwargs, leaves)
         result, out_tree = jax.tree.flatten(fun(*args, **kwargs))
@@ -45,10 +45,11 @@ def call_over_arrays(
     return result_of(out_tree, markers, arrays, call.refs, [new_ref(v) for v in new])
 
 
-def call_inside(fun: Callable[..., Any], static: Static, call: Call, options: Options) -> Any:
+def call_inside(fun: Callable[..., Any], static: Static, call: Call, options: Options) -> PyTree:
     """The result of `fun` under `jax.jit` with these options.
 
-    Arrays are resharded by themselves: JAX can't discharge a jit over refs that has shardings.
+    Arrays are resharded by separate equations: JAX can't discharge a jit over refs that has
+    shardings.
     """
     if options.in_shardings is not None:
         shardings = shardings_of_arguments(options.in_shardings, call.tree)
@@ -57,7 +58,7 @@ def call_inside(fun: Callable[..., Any], static: Static, call: Call, options: Op
         call = call._replace(leaves=[*map(_resharded, call.leaves, of_leaves)])
 
     @functools.wraps(fun)
-    def resharded(*args: Any, **kwargs: Any) -> Any:
+    def resharded(*args: Any, **kwargs: Any) -> PyTree:
         leaves, tree = jax.tree.flatten(fun(*args, **kwargs))
         shardings = shardings_of_result(options.out_shardings, tree)
         return tree.unflatten(map(_resharded, leaves, shardings))
@@ -68,5 +69,5 @@ def call_inside(fun: Callable[..., Any], static: Static, call: Call, options: Op
     return call_over_arrays(wrap, inner, static, call)
 
 
-def _resharded(x: Value, sharding: Sharding | None) -> Any:
+def _resharded(x: Value, sharding: Sharding | None) -> Value:
     return x if sharding is None or is_ref(x) else jax.lax.with_sharding_constraint(x, sharding)

@@ -1,4 +1,4 @@
-"""What is said of the arguments of a call: which are static, donated, mapped. JAX's conventions."""
+"""Options that select arguments of a call, static, donated or mapped: JAX's conventions."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from refs._handles.access import check_ref, describe
 from refs._handles.predicates import is_ref, is_view
 from refs._handles.view import RefView
 from refs._tracing.trace import Call, one_name
-from refs._types import Aval, PyTree, PyTreeDef, RefLike, Value
+from refs._types import Aval, DType, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
 
-def type_of(array: Any) -> Any:
-    """What a program depends on of an argument. Raises TypeError if it is no array."""
+def type_of(array: Any) -> Aval:
+    """The type of an argument, which a program depends on. Raises TypeError if it is no array."""
     return array.aval if type(array) is _jax.ArrayImpl else _jax.shaped_abstractify(array)
 
 
 def check_callable(doing: str, fun: Any) -> None:
-    """Raises a RefTypeError of what is no function, before it is called."""
+    """Raises a RefTypeError if `fun` isn't callable, before it is called."""
     if not callable(fun):
         raise RefTypeError(f"Expected a callable value, got {fun!r:.100}, for {doing}")
 
 
-def dtype_of(aval: Aval) -> Any:
-    """That of an array; None of a value of a user's own type."""
+def dtype_of(aval: Aval) -> DType:
+    """The dtype of an array's type; None for a user's own type."""
     return getattr(aval, "dtype", None)
 
 
 def shape_of(aval: Aval, is_ref: bool = False) -> Any:
-    """What `jax.jit` says of a result of this type, which a user's own type says itself."""
+    """The `jax.ShapeDtypeStruct` of a result of this type; a user's own type is returned itself."""
     if dtype_of(aval) is None:
         return aval
     weak = not is_ref and aval.weak_type
@@ -54,7 +54,7 @@ class Choice(NamedTuple):
         nums: int | Sequence[int] | None,
         names: str | Iterable[str] | None,
     ) -> Choice:
-        """As `jax.jit` does: where only one of the two is given, the signature gives the other."""
+        """As `jax.jit` does: if only one of the two is given, the signature gives the other."""
         given_nums = (nums,) if isinstance(nums, int) else tuple(nums or ())
         given_names = frozenset((names,) if isinstance(names, str) else names or ())
         try:
@@ -80,7 +80,7 @@ class Choice(NamedTuple):
         return frozenset([k % n for k in self.nums if -n <= k < n])
 
     def without_first(self) -> Choice:
-        """The same arguments of a function whose first one is given already."""
+        """The same arguments, for a function whose first one is given already."""
         return Choice(tuple([k - 1 if k > 0 else k for k in self.nums if k]), self.names)
 
     def keywords(self, kind: str) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Choice(NamedTuple):
     def split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Static, tuple[Any, ...], dict[str, Any]]:
-        """Takes the chosen arguments of a call for static ones, and the rest."""
+        """Splits the arguments of a call: the chosen ones, as static arguments, and the rest."""
         positions = self.positions(args) if args else ()
         by_position = tuple([(k, args[k]) for k in sorted(positions)])
         by_name = tuple([(n, kwargs[n]) for n in sorted(self.names) if n in kwargs])
@@ -105,7 +105,7 @@ class Choice(NamedTuple):
 
 
 class Static(NamedTuple):
-    """The static arguments of a call, hashable, to be part of a key."""
+    """The static arguments of a call, hashable, as a part of cache keys."""
 
     positional: tuple[tuple[int, Any], ...]
     named: tuple[tuple[str, Any], ...]
@@ -121,7 +121,7 @@ class Static(NamedTuple):
         return tuple(merged), {**kwargs, **dict(self.named)}
 
     def checked(self) -> Static:
-        """These, if they can be static.
+        """The arguments themselves, if they can be static.
 
         Raises:
           RefTypeError: if a static argument is or holds a ref.
@@ -149,15 +149,15 @@ class Static(NamedTuple):
 NO_STATIC = Static((), (), ())
 
 
-def shardings_of_arguments(in_shardings: Any, tree: PyTreeDef) -> list[Any]:
-    """`in_shardings` for each leaf of the structure of `(args, kwargs)`; those named have none."""
+def shardings_of_arguments(in_shardings: PyTree, tree: PyTreeDef) -> list[Any]:
+    """`in_shardings` for each leaf of the structure of `(args, kwargs)`: None for keywords."""
     args, kwargs = tree.children()
     prefix = tuple(in_shardings) if isinstance(in_shardings, list) else in_shardings
     flat = _shardings("in_shardings", prefix, "the positional arguments", args)
     return [*flat, *[None] * kwargs.num_leaves]
 
 
-def shardings_of_result(out_shardings: Any, tree: PyTreeDef) -> list[Any]:
+def shardings_of_result(out_shardings: PyTree, tree: PyTreeDef) -> list[Any]:
     """`out_shardings` for each leaf of the structure of a result."""
     return _shardings("out_shardings", out_shardings, "the result", tree)
 
@@ -173,8 +173,8 @@ def _shardings(keyword: str, prefix: PyTree, of: str, tree: PyTreeDef) -> list[A
         ) from None
 
 
-def per_leaf(prefix: PyTree, tree: PyTreeDef) -> tuple[list[Any], list[tuple[RefView, Any]]]:
-    """One item of a pytree prefix for each leaf of a tree, and the views in it with theirs."""
+def per_leaf(prefix: PyTree, tree: PyTree) -> tuple[list[Any], list[tuple[RefView, Any]]]:
+    """One item of a pytree prefix for each leaf of a tree; the tree's views with their items."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_view)
     items: list[Any] = []
     of_views: list[tuple[RefView, Any]] = []
@@ -186,10 +186,10 @@ def per_leaf(prefix: PyTree, tree: PyTreeDef) -> tuple[list[Any], list[tuple[Ref
 
 
 def flags(doing: str, name: str, prefix: PyTree, tree: PyTreeDef) -> list[bool]:
-    """A flag for each leaf, from a tree of bools that is a prefix but for the kinds of containers.
+    """A flag for each leaf, from a prefix of bools, in which the kinds of containers may differ.
 
     Raises:
-      RefValueError: if it is none.
+      RefValueError: if `prefix` is no such prefix.
     """
     if isinstance(prefix, bool):
         return [prefix] * tree.num_leaves
@@ -208,17 +208,19 @@ def flags(doing: str, name: str, prefix: PyTree, tree: PyTreeDef) -> list[bool]:
 
 
 class Given(NamedTuple):
-    """The arguments of a call, of which those for whose leaves nothing is said stay as they are.
+    """The arguments of a call with an axis or a spec for each leaf; leaves with None are shared.
 
     Attributes:
-      call: of the other leaves, in a list.
-      items: what is said of each of those: an axis, or a spec.
+      call: a call whose one argument is the list of leaves that aren't shared.
+      items: their axes or specs.
+      tree: the structure of `(args, kwargs)`.
+      shared: the shared leaves, by their positions in it.
     """
 
     call: Call
     items: list[Any]
     tree: PyTreeDef
-    shared: dict[int, Any]
+    shared: dict[int, Value | RefLike]
 
     @staticmethod
     def of(args: tuple[Any, ...], kwargs: dict[str, Any], items: Sequence[Any]) -> Given:
@@ -231,7 +233,9 @@ class Given(NamedTuple):
         said = {k: item for k, item in enumerate(items) if item is not None}
         return Given(Call.of(([leaves[k] for k in said],), {}), [*said.values()], tree, shared)
 
-    def rebuild(self, refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
+    def rebuild(
+        self, refs: Sequence[RefLike], leaves: Sequence[Value]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         [rest], _ = self.call.rebuild(refs, leaves)
         others = iter(rest)
         places = range(self.tree.num_leaves)
@@ -240,7 +244,7 @@ class Given(NamedTuple):
         )
 
 
-def _shared(x: Value) -> Any:
+def _shared(x: Value | RefLike) -> Value | RefLike:
     if not is_ref(x):
         return x
     ref = one_name(x)
@@ -248,8 +252,8 @@ def _shared(x: Value) -> Any:
     return ref
 
 
-def mirrored(tree: PyTreeDef, items: Iterable[Any]) -> Any:
-    """`items` in the places of leaves: in tuples, where a class might not take them."""
+def mirrored(tree: PyTreeDef, items: Iterable[Any]) -> PyTree:
+    """A tree with `items` as leaves. Tuples replace containers whose class might refuse them."""
     rest = iter(items)
     if (node := tree.node_data()) is None:
         return next(rest)
@@ -261,7 +265,7 @@ def mirrored(tree: PyTreeDef, items: Iterable[Any]) -> Any:
 
 
 def without_views(where: str, fun: Callable[..., Any]) -> Callable[..., Any]:
-    """`fun`, which mustn't return a view: that of a part of a ref would become one of the whole."""
+    """`fun`, which mustn't return a view: one of a part of a ref would become one of the whole."""
 
     @functools.wraps(fun)
     def checked(*args: Any, **kwargs: Any) -> Any:

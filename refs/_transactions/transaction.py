@@ -1,7 +1,7 @@
-"""The transaction that every wrapper is: trace, discharge, transform and run, write back.
+"""The transaction that every wrapper runs: trace, discharge, transform and run, write back.
 
 A traced function touches refs that it is given and refs that it closes over. Each distinct one is
-a *slot*; a ref that is both is one slot. What the function does to a slot decides its role:
+a *slot*; a ref that is both is one slot. The function's accesses to a slot decide its role:
 written, only read, or idle (then it isn't passed at all).
 
 A wrapper traces the user's function into a `Transaction`, applies JAX's own transformation to its
@@ -26,7 +26,7 @@ from refs._discharge.interpreter import Context
 from refs._discharge.program import Program
 from refs._handles import access
 from refs._handles.ref import new_ref
-from refs._origin import origin_of
+from refs._origin import Origin, origin_of
 from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import Touch
 from refs._tracing.trace import (
@@ -49,9 +49,9 @@ class Slot(NamedTuple):
 
     argument: int | None
     outer: int | None
-    origin: Any
+    origin: Origin
 
-    def ref(self, arguments: Sequence[Any], outers: Sequence[Any]) -> Any:
+    def ref(self, arguments: Sequence[RefLike], outers: Sequence[RefLike]) -> RefLike:
         if self.argument is not None:
             return arguments[self.argument]
         return outers[self.outer]  # pyright: ignore[reportArgumentType, reportCallIssue]
@@ -66,13 +66,15 @@ class Transaction:
       links: for each ref argument: which closed-over ref it is, or None.
       written: the slots that the function changes, arguments first.
       read: the slots that it only reads.
-      held: what derivative rules may do to a slot that is given to their function and not touched.
+      touch_of: how the function touches each slot.
+      held: the touches that derivative rules may add to a slot that their function is given and
+        doesn't touch.
     """
 
     def __init__(
         self,
         traced: Trace,
-        arguments: Sequence[Any],
+        arguments: Sequence[RefLike],
         held: Touch = Touch.NONE,
         is_differentiated: bool = False,
     ):
@@ -99,19 +101,21 @@ class Transaction:
     @staticmethod
     def of(
         fun: Callable[..., Any],
-        arguments: Sequence[Any],
+        arguments: Sequence[RefLike],
         leaves: Sequence[Value],
-        rebuild: Any,
+        rebuild: Callable[
+            [Sequence[RefLike], Sequence[Value]], tuple[tuple[Any, ...], dict[str, Any]]
+        ],
         types: Sequence[Aval] | None = None,
         axis_env: Sequence[tuple[Any, int]] = (),
         is_differentiated: bool = False,
     ) -> Transaction:
         """Traces `fun`. `arguments` are distinct refs, `leaves` the other arguments' leaves.
 
-        `types` are those of the refs inside, if they are not as they are outside.
+        `types` are the types of the refs inside, if these differ from those outside.
         """
         held = Touch.READ | Touch.WRITE if is_differentiated else Touch.NONE
-        if _is_lane.get():  # What lanes share, they may read.
+        if _is_lane.get():  # Lanes may read a ref that they share.
             held = Touch.READ
         outside = [ref_type(r) for r in arguments]
         types = outside if types is None else types
@@ -127,9 +131,11 @@ class Transaction:
         if not same or not has_wrappers:
             return t
 
-        # Wrappers inside must see that these are one ref, whichever way they come by it. To JAX
+        # Wrappers inside must see that these are one ref, whichever name they are given. To JAX
         # they are two: it takes no ref both as an argument and closed over.
-        def knowing(refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
+        def knowing(
+            refs: Sequence[RefLike], leaves: Sequence[Value]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             names.update({id(refs[i]): ref for i, ref in same.items()})
             return rebuild(refs, leaves)
 
@@ -142,16 +148,17 @@ class Transaction:
         state: Sequence[Value],
         constants: Sequence[Value],
         leaves: Sequence[Value],
-        targets: Sequence[Any] | None = None,
+        targets: Sequence[RefLike] | None = None,
         is_program: bool = False,
-        captured: Sequence[Any] | None = None,
-    ) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
+        captured: Sequence[Value] | None = None,
+    ) -> tuple[list[Value], tuple[list[Value], list[Value]]]:
         """The pure function: (new state, (array outputs, final values of new refs)).
 
         State comes first among the outputs: XLA gives an alias to the first output that fits.
-        `targets` are the ref arguments of the call, if it is to be differentiated: what the
-        backward rules of the user's custom derivatives write. `is_program` says that it is run by
-        who asks failed callbacks, by number, what written refs held.
+        `targets` are the ref arguments of the call, if it is to be differentiated: the backward
+        rules of the user's custom derivatives write them. `is_program` says that written refs are
+        numbered: a callback that fails reports their values by these numbers. `captured` replace
+        the constants that aren't refs.
         """
         cells = self.cells(self.written, state) | self.cells(self.read, constants)
         for k, slot in enumerate(self.written):
@@ -168,8 +175,10 @@ class Transaction:
         values = [None] * len(slots) if values is None else values
         return {s: Cell(v, s.origin) for s, v in zip(slots, values, strict=True)}
 
-    def aim(self, cells: dict[Slot, Cell], slots: Sequence[Slot], arguments: Sequence[Any]) -> None:
-        """Says which refs the cells of these slots are, for backward rules that touch them."""
+    def aim(
+        self, cells: dict[Slot, Cell], slots: Sequence[Slot], arguments: Sequence[RefLike]
+    ) -> None:
+        """Gives the cells of these slots their refs, for backward rules that touch them."""
         for slot, ref in zip(slots, self.refs(slots, arguments), strict=True):
             cells.setdefault(slot, Cell(None, slot.origin)).target = ref
 
@@ -178,8 +187,8 @@ class Transaction:
         cells: dict[Slot, Cell],
         leaves: Sequence[Value],
         context: Context,
-        captured: Sequence[Any] | None = None,
-    ) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
+        captured: Sequence[Value] | None = None,
+    ) -> tuple[list[Value], tuple[list[Value], list[Value]]]:
         """`run`, on cells for the slots that are not idle."""
         cells = self.cells([s for s in self.touch_of if s not in cells]) | cells
         of_argument = {s.argument: cell for s, cell in cells.items()}
@@ -194,12 +203,12 @@ class Transaction:
         n_arrays = len(out) - self._n_new
         return [cells[s].read() for s in self.written], (out[:n_arrays], out[n_arrays:])
 
-    def values(self, slots: Sequence[Slot], arguments: Sequence[Any]) -> list[Any]:
-        """What slots hold now.
+    def values(self, slots: Sequence[Slot], arguments: Sequence[RefLike]) -> list[Value]:
+        """The current values of slots.
 
-        In a lane of `refs.vmap`, a slot that is only accumulated into starts from zeros (ones, if
-        it is multiplied), and `commit` adds what has come together: the lane must not read what it
-        shares with others.
+        In a lane of `refs.vmap`, a slot that is only accumulated into starts from the neutral
+        element of the update (zeros for "add", ones for "multiply"), and `commit` accumulates the
+        result: the lane must not read a ref that it shares with others.
         """
         return [
             neutral_like(ref, method) if (method := self._method(slot)) else access.get(ref)
@@ -207,7 +216,7 @@ class Transaction:
         ]
 
     def commit(
-        self, slots: Sequence[Slot], arguments: Sequence[Any], state: Sequence[Value]
+        self, slots: Sequence[Slot], arguments: Sequence[RefLike], state: Sequence[Value]
     ) -> None:
         """Gives written slots their new values."""
         refs = self.refs(slots, arguments)
@@ -218,11 +227,13 @@ class Transaction:
                 access.set(ref, ..., value)
 
     def update(
-        self, arguments: Sequence[Any], body: Callable[[list[Any], list[Any]], tuple[Any, Any]]
+        self,
+        arguments: Sequence[RefLike],
+        body: Callable[[list[Value], list[Value]], tuple[Sequence[Value], Any]],
     ) -> Any:
-        """Writes the state that `body(state, constants)` gives, and returns what else it gives.
+        """Writes the state of `(state, rest) = body(state, constants)`; returns the rest.
 
-        At top level nothing comes between: no other thread's call, and no interrupt.
+        At top level this is atomic: no other thread's call, and no interrupt, comes between.
         """
         written, read = self.refs(self.written, arguments), self.refs(self.read, arguments)
         if _jax.at_top_level():
@@ -234,20 +245,22 @@ class Transaction:
         return rest
 
     def _method(self, slot: Slot) -> str | None:
-        """In a lane: how a slot is accumulated into, if nothing else is done to it."""
+        """In a lane: the update method of a slot that is only accumulated into; else None."""
         return self.touch_of[slot].method if _is_lane.get() else None
 
-    def result(self, arrays: Sequence[Value], made: Sequence[Any], arguments: Sequence[Any]) -> Any:
+    def result(
+        self, arrays: Sequence[Value], made: Sequence[Value], arguments: Sequence[RefLike]
+    ) -> PyTree:
         """The function's result, from its arrays, the values of its new refs and its arguments."""
         new = [make(v, origin) for v, origin in zip(made, self.new_origins, strict=True)]
         return result_of(self.traced.out_tree, self.traced.out_leaves, arrays, arguments, new)
 
     def per_result(self, prefix: PyTree) -> tuple[list[Any], list[Any]]:
-        """Of a prefix of the result: what belongs to its arrays, and to its new refs."""
+        """The items of a prefix of the result: for its arrays, and for its new refs."""
         return self.of_leaves(_jax.broadcast_prefix(prefix, self.traced.out_tree))
 
     def of_leaves(self, items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Of items for the leaves of the result: what belongs to its arrays, and its new refs."""
+        """Splits items for the leaves of the result: for its arrays, and for its new refs."""
         markers = self.traced.out_leaves
         arrays = [x for x, m in zip(items, markers, strict=True) if m is None]
         made: dict[int, Any] = {}
@@ -259,12 +272,12 @@ class Transaction:
                 )
         return arrays, [made[k] for k in range(self._n_new)]
 
-    def refs(self, slots: Sequence[Slot], arguments: Sequence[Any]) -> list[Any]:
+    def refs(self, slots: Sequence[Slot], arguments: Sequence[RefLike]) -> list[RefLike]:
         """The refs that slots stand for in a call."""
         return [s.ref(arguments, self.program.refs) for s in slots]
 
     @property
-    def new_origins(self) -> list[Any]:
+    def new_origins(self) -> list[Origin]:
         """The origins of the refs that the function makes and returns."""
         found = {x.position: x.origin for x in self.traced.out_leaves if isinstance(x, NewRef)}
         return [found[k] for k in range(self._n_new)]
@@ -272,7 +285,7 @@ class Transaction:
 
 @contextmanager
 def in_lane() -> Iterator[None]:
-    """While the function that `refs.vmap` maps is traced."""
+    """A context in which the function that `refs.vmap` maps is traced."""
     token = _is_lane.set(True)
     try:
         yield
@@ -283,14 +296,14 @@ def in_lane() -> Iterator[None]:
 _is_lane: ContextVar[bool] = ContextVar("_is_lane", default=False)
 
 
-def make(value: Value, origin: Any) -> Any:
-    """The ref that a traced function has made and returned, out here."""
+def make(value: Value, origin: Origin) -> RefLike:
+    """The ref, outside of the trace, that a traced function has made and returned."""
     if _jax.at_top_level():
         return adopt(jax.numpy.copy(value), origin)
     return new_ref(value, name=origin.name)
 
 
-def links_of(arguments: Sequence[Any], outers: Sequence[Any]) -> tuple[int | None, ...]:
+def links_of(arguments: Sequence[RefLike], outers: Sequence[RefLike]) -> tuple[int | None, ...]:
     """For each argument: which of `outers` it is, or None."""
     position = {id(ref): k for k, ref in enumerate(outers)}
     return tuple(position.get(id(a)) for a in arguments)
