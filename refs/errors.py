@@ -1,4 +1,4 @@
-"""Every error that `refs` raises, in one hierarchy and one style.
+"""The errors of `refs`, in one hierarchy and one style.
 
 A message says which operation was refused, on which ref, where that ref was created, why, and what
 to write instead. Each class also derives from the built-in error that NumPy or JAX would raise in

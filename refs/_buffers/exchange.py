@@ -38,11 +38,11 @@ list `_gone` keeps the old buffers alive until the new ones are in their cells: 
 that waits for the cells would always run in between.
 
 **Garbage.** A finalizer may run wherever memory is allocated, and may use refs itself. It finds the
-cells empty, and gets an error (`owners.check_may_wait`), which Python doesn't propagate.
+cells empty, and gets an error (`records.check_may_wait`), which Python doesn't propagate.
 
 **Readers.** A reader passes a buffer to XLA that stays in its cell. If another thread donated it
 meanwhile, XLA would fail, and print so on the terminal. So a reader first registers itself
-(`owners.readers`), and then looks into the cell. A thread that has taken buffers looks for
+(`records.readers`), and then looks into the cell. A thread that has taken buffers looks for
 registered readers, and waits until those of its buffers have finished, or puts the buffers back and
 begins again: in whatever order the two come, one sees the other.
 """
@@ -58,7 +58,7 @@ from typing import Any
 
 from refs import _jax
 from refs._buffers.handles import is_ours
-from refs._buffers.owners import (
+from refs._buffers.records import (
     Cell,
     check_may_wait,
     check_not_read,

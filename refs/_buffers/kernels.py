@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
+from refs._buffers.devices import check_devices
 from refs._buffers.exchange import Busy, call_reading, exchange_one, patiently
 from refs._buffers.handles import buffer_of, is_ours, sharding_of, update_native
 from refs._buffers.signals import without_signals
@@ -59,13 +60,22 @@ class Kernel:
 
 
 def _update(ref: RefLike, kernel: Kernel, *operands: Value) -> Any:
-    """Replaces a ref's buffer, which is donated, by the kernel's result; returns the rest of it."""
-    if not kernel.is_warm:
+    """Replaces a ref's buffer, which is donated, by the kernel's result; returns the rest of it.
+
+    Raises:
+      RefStateError: if the ref's value has been lost.
+      RefValueError: if an operand lies on other devices than the ref.
+    """
+    try:
+        if kernel.is_warm:
+            return _exchanged(ref, kernel.compiled, operands)
         # An interrupt would lose the results that JAX's Python code holds.
         rest = without_signals(functools.partial(_exchanged, ref, kernel.compiled, operands))
         kernel.is_warm = True
         return rest
-    return _exchanged(ref, kernel.compiled, operands)
+    except (RuntimeError, ValueError):
+        check_devices(ref, buffer_of(ref), operands)  # It also says so if the value was lost.
+        raise
 
 
 def _exchanged(ref: RefLike, run: Callable[..., Any], operands: tuple[Value, ...]) -> Any:
@@ -89,7 +99,7 @@ def _read(
     except Busy:
         return patiently(lambda: call_reading(ref._cell, kernel, operands), read=[ref])
     except (RuntimeError, ValueError):
-        ref._check()  # says so if the value was lost
+        check_devices(ref, ref._buffer(), operands)  # It also says so if the value was lost.
         raise
 
 
@@ -188,11 +198,7 @@ def try_update(ref: RefLike, idx: Indexer, method: str, value: Value) -> bool:
     kernel, shape = _quick_updater(method, ref._shape, kinds, of_value)
     if not is_scalar and value.shape != shape:
         return False
-    try:
-        _update(ref, kernel, operands, value)
-    except (RuntimeError, ValueError):
-        ref._check()  # says so if the value was lost
-        raise
+    _update(ref, kernel, operands, value)
     return True
 
 

@@ -1,4 +1,8 @@
-"""Exchanges of the buffers of several handles, ours and JAX's own, as one atomic operation."""
+"""Exchanges of the buffers of several handles as one atomic operation.
+
+Handles may be ours or JAX's own. JAX's aren't thread-safe: they get their new buffers one after the
+other when the exchange has ended.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any
 
 import jax
 
+from refs._buffers.devices import check_devices
 from refs._buffers.exchange import Busy, exchange, patiently
 from refs._buffers.handles import buffer_of, is_ours, update_native
 from refs._buffers.kernels import reader, skeleton_of, updater
@@ -103,12 +108,19 @@ def replace(
 
 
 def _overwrite(refs: Sequence[RefLike], held: list[Buffer], values: Sequence[Value]) -> None:
-    """Writes values into the buffers in `held`, which are donated."""
+    """Writes values into the buffers in `held`, which are donated.
+
+    Raises:
+      RefError: if a value doesn't fit its ref; nothing is written.
+    """
+    values = [fit(v, ref.shape, ref.dtype) for ref, v in zip(refs, values, strict=True)]
+    for ref, buffer, value in zip(refs, held, values, strict=True):
+        check_devices(ref, buffer, value)
 
     def write() -> None:
         for k, (ref, value) in enumerate(zip(refs, values, strict=True)):
             run = updater(ref, "set", skeleton_of(ref.shape, ())).compiled
-            held[k : k + 1], _ = run(held[k : k + 1], [], fit(value, ref.shape, ref.dtype))
+            held[k : k + 1], _ = run(held[k : k + 1], [], value)
 
     without_signals(write)
 

@@ -121,7 +121,8 @@ def pure_callback(
       sharding: must be None: each device of `refs.shard_map` makes a call of its own.
       vmap_method: how `vmap` maps the call. "sequential": a call in each lane, one after the other.
         "expand_dims": one call, whose arrays have an axis in front, of size 1 where lanes share
-        them. "broadcast_all": the same, but they all have the lanes' size. Without it, an error.
+        them. "broadcast_all": the same, but they all have the lanes' size. The other methods of
+        `jax.pure_callback` do what they do there. Without a method, an error.
       keep_old: as `io_callback`'s.
       device: as `io_callback`'s.
       **kwargs: more arguments.

@@ -18,16 +18,8 @@ from refs._buffers.handles import is_ours
 from refs._buffers.several import exchange_refs
 from refs._callbacks.failure import Failure, raise_failure
 from refs._callbacks.plan import Plan
-from refs._callbacks.spec import CallbackSpec
+from refs._callbacks.spec import CallbackSpec, keeps_old
 from refs._types import Buffer, RefLike, Value
-
-# In bytes: copying refs of this size together takes no longer than the rest of a call.
-MOST_KEPT = 64 * 1024
-
-
-def keeps_old(keep_old: bool | None, n_bytes: int) -> bool:
-    """Whether refs of this size get their old values back when a callback fails."""
-    return n_bytes <= MOST_KEPT if keep_old is None else keep_old
 
 
 def call_now(spec: CallbackSpec, refs: Sequence[RefLike], operands: Sequence[Value]) -> list[Value]:

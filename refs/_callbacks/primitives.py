@@ -16,8 +16,8 @@ from jax.experimental import io_callback
 from jax.extend.core import Primitive
 
 from refs import _jax
-from refs._callbacks.device import on_device
 from refs._callbacks.failure import passed_on
+from refs._callbacks.gpu import on_device
 from refs._callbacks.plan import Layer, Plan
 from refs._callbacks.spec import CallbackSpec
 from refs._types import Aval, Value

@@ -14,12 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
-from refs._buffers.owners import called_back
+from refs._buffers.records import called_back
 from refs._handles.view import RefView
 from refs._indexing.values import convert
 from refs._origin import Origin, Site
 from refs._types import Aval, PyTree, PyTreeDef
 from refs.errors import RefIndexError, RefTypeError, RefValueError
+
+# In bytes: copying refs of this size together takes no longer than the rest of a call.
+MOST_KEPT = 64 * 1024
+
+
+def keeps_old(keep_old: bool | None, n_bytes: int) -> bool:
+    """Whether refs of this size get their old values back when a callback fails."""
+    return n_bytes <= MOST_KEPT if keep_old is None else keep_old
 
 
 class Part(NamedTuple):

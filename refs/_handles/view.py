@@ -155,6 +155,7 @@ class RefView:
                 if fill_value is None:
                     fill_value = filling(self.dtype)
                 fill = fit(fill_value, (), self.dtype)
+                # `writing`, because places outside are to be told from those inside.
                 inside = Index.parse(self._index("get", bounds, writing=True), self._ref.shape)
                 value = inside.fill(value, fill)
         return value if out_sharding is None else jax.sharding.reshard(value, out_sharding)
@@ -217,7 +218,7 @@ class RefView:
         return f"RefView({access.describe(self._ref)}{path}, shape={self.shape})"
 
     def _index(self, doing: str, bounds: Bounds, *, writing: bool) -> Indexer:
-        """The single index that names the part. Unless it is nested, it stays as it was written."""
+        """The single index that names the part; as it was written, if no keyword says more."""
         first, *rest = self._path
         if not rest and bounds == BRACKETS:
             return first

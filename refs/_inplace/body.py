@@ -66,8 +66,8 @@ class Body:
 def must_run(eqn: Eqn) -> bool:
     """Whether an equation is an `io_callback`, or has one inside, and must not be left out.
 
-    JAX calls programs with an effect more slowly, so these calls have none. Their results keep them
-    in the program, but not results that are overwritten.
+    JAX calls programs with an effect more slowly, so these calls mostly have none. Their results
+    keep them in the program, but not results that are overwritten.
     """
     if eqn.primitive is host_callback_p:
         return eqn.params["plan"].spec.is_io

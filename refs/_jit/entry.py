@@ -8,14 +8,14 @@ from typing import Any
 import jax
 
 from refs import _jax
+from refs._buffers.devices import devices_told
 from refs._buffers.handles import buffer_of, is_ours, sharding_of
-from refs._callbacks.held_refs import calls_host, uncopied
+from refs._callbacks.analysis import calls_host, uncopied
 from refs._handles.access import check_ref
 from refs._jit.arguments import Arguments
 from refs._jit.executable import Executable, Options
 from refs._tracing.facts import can_fail
 from refs._tracing.trace import Call, adopt, result_of
-from refs._transactions.devices import devices_told
 from refs._transactions.signature import Static, dtype_of, shape_of
 from refs._transactions.transaction import Transaction
 from refs._types import PyTree, PyTreeDef, RefLike

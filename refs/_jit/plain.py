@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs._callbacks.held_refs import calls_host
+from refs._callbacks.analysis import calls_host
 from refs._handles.predicates import is_ref
 from refs._inplace.in_place import call_in_place
 from refs._jit.executable import TypesDiffer

@@ -233,7 +233,7 @@ class Programs:
     # -- the programs ---------------------------------------------------------------------------
 
     def _prepare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool = True
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool
     ) -> tuple[Any, list[Any]]:
         static, args, kwargs = self.take_static(args, kwargs)
         call = Call.of(args, kwargs, runs)

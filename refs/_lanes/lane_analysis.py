@@ -6,7 +6,7 @@ means a `for` loop over the lanes, in any order. The allowed uses of a shared re
 the lanes do to it:
 
 - they only read it: allowed;
-- they only accumulate into it: allowed;
+- they only accumulate into it, by one method: allowed;
 - otherwise: they may overwrite it with a value that is the same in every lane, and use it only
   after such an overwriting of the whole, so that no lane sees another one's writes.
 """
@@ -45,7 +45,7 @@ class Contents:
 
     @property
     def is_overwritten(self) -> bool:
-        """Whether lanes share the ref and don't only read it, or only accumulate by one method."""
+        """Whether lanes share the ref, and do more than read it or accumulate by one method."""
         return self.shared is not None and self.shared.changes and not self.shared.method
 
 

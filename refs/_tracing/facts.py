@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 
 from refs import _jax
 from refs._tracing.touch import Touch
-from refs._types import ClosedJaxpr, Eqn, Jaxpr, Primitive
+from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, Primitive
 
-Inner = Iterator[tuple[Any, Sequence[Any]]]  # closed jaxprs, each with its operands
+Inner = Iterator[tuple[ClosedJaxpr, Sequence[Atom]]]  # jaxprs, each with its operands
 
 
 def all_inner(eqn: Eqn) -> Inner:

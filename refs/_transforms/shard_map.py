@@ -11,12 +11,12 @@ import jax
 from jax.sharding import PartitionSpec
 
 from refs import _jax
+from refs._buffers.devices import devices_told
 from refs._handles.access import describe
 from refs._handles.predicates import is_ref
 from refs._handles.ref_type import RefType
 from refs._tracing.trace import Call, ref_type
 from refs._transactions.calls import in_transaction
-from refs._transactions.devices import devices_told
 from refs._transactions.signature import Given, check_callable, per_leaf, without_views
 from refs._transactions.transaction import Slot, Transaction
 from refs._types import PyTree, RefLike, Value

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from refs import _jax
-from refs._callbacks.held_refs import calls_host
+from refs._callbacks.analysis import calls_host
 from refs._discharge.interpreter import Context
 from refs._discharge.lanes import Accumulator, Lanes
 from refs._discharge.op_by_op import TouchedError

@@ -18,7 +18,7 @@ from refs._buffers.exchange import (
     exchange_one,
     patiently,
 )
-from refs._buffers.owners import called_back, mine, readers
+from refs._buffers.records import called_back, mine, readers
 from refs.errors import RefStateError
 from tests.faults.harness import side_by_side, within_limit
 from tests.faults.interruptions import at_place, places

@@ -11,7 +11,7 @@ from jax import lax
 
 import refs
 from refs import _jax, errors
-from refs._buffers import exchange, owners
+from refs._buffers import exchange, records
 from refs._jit.ways import prepare
 from tests.errors.case import X, raises
 
@@ -122,7 +122,7 @@ def use_of_a_ref_while_jax_does_something(r, i):
 )
 def write_in_a_callback_of_what_its_call_reads(r, i):
     ref = local()
-    write = lambda held, seen: owners.called_back(ref.__setitem__, 0, 1)  # noqa: E731
+    write = lambda held, seen: records.called_back(ref.__setitem__, 0, 1)  # noqa: E731
     exchange.exchange([], write, ([],), [ref._cell], [], calls_back=True)
 
 

@@ -63,7 +63,7 @@ INTERNAL = {
     ("arguments.py", "raise RefsDiffer"),
     ("executable.py", "raise TypesDiffer"),
     ("plain.py", "raise TypesDiffer"),
-    ("device.py", "raise passed_on(error, plan, ()) from error"),
+    ("gpu.py", "raise passed_on(error, plan, ()) from error"),
     ("primitives.py", "raise passed_on(error, plan, roots) from error"),
 }
 

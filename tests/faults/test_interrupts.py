@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from refs._buffers import exchange, kernels, owners, several, signals
+from refs._buffers import exchange, kernels, records, several, signals
 from refs._jit import dispatch, ways
 from tests.faults import tally
 from tests.faults.harness import in_child, times
@@ -56,7 +56,7 @@ def test_at_every_place_of_a_transformation(record_property):
     none_is_bad(in_child(tally.by_signals, FIRST[1:], times(120, 3000)), record_property)
 
 
-@pytest.mark.parametrize("module", [exchange, owners, kernels, several, signals, dispatch, ways])
+@pytest.mark.parametrize("module", [exchange, records, kernels, several, signals, dispatch, ways])
 def test_no_jump_back_escapes_its_try(module):
     # CPython 3.12 and 3.13 leave some jumps back, at which they handle signals, out of the `try`
     # that they stand in: those of a loop that ends in a condition.

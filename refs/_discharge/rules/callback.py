@@ -41,7 +41,8 @@ def discharge_ref_callback(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> lis
             "that does no harm"
         )
     # JAX runs programs that have an effect slower, and refuses to batch some. Without one, the call
-    # is kept because it returns state, or by `refs.inplace`; but JAX must not repeat it.
+    # is kept because it returns state, or by the in-place pass (`must_run` in
+    # `_inplace/body.py`); but JAX must not repeat it.
     is_io = spec.is_io and ctx.repeats
     mask = [ctx.lanes.mask] if has_mask else []  # type: ignore[union-attr]
     operands = [*mask, *(i for index in indices for i in index), *args[n:]]

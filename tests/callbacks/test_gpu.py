@@ -11,7 +11,7 @@ import pytest
 import refs
 from refs import _jax
 from refs._callbacks import eager
-from refs._callbacks.device import on_device
+from refs._callbacks.gpu import on_device
 from refs._callbacks.plan import Plan
 from refs._callbacks.primitives import ref_callback_p
 from refs.errors import CallbackError

@@ -1,4 +1,4 @@
-"""An analysis of a program's callbacks: which refs all of them are given.
+"""Analyses of a program's callbacks: whether it has any, and which refs all of them are given.
 
 XLA destroys the buffers donated to a program that fails, so a call keeps copies. A ref that all
 callbacks are given needs no copy: whichever callback fails, the ref's value is saved from there.
@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from refs import _jax
-from refs._callbacks.eager import keeps_old
 from refs._callbacks.primitives import host_callback_p, ref_callback_p
-from refs._callbacks.spec import CallbackSpec
+from refs._callbacks.spec import CallbackSpec, keeps_old
 from refs._tracing.facts import can_fail, can_fail_itself, inner_calls
 from refs._types import ClosedJaxpr, RefLike
 

@@ -1,0 +1,57 @@
+"""The errors for refs that are used with arrays on other devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from refs import _jax
+from refs._buffers.handles import is_ours
+from refs._origin import origin_of
+from refs._types import Buffer, RefLike
+from refs.errors import RefValueError
+
+
+def check_devices(ref: RefLike, buffer: Buffer, operands: Any) -> None:
+    """Refuses arrays that somebody has put on other devices than those of a ref's buffer.
+
+    Raises:
+      RefValueError: if there is one among the leaves of `operands`.
+    """
+    for x in jax.tree.leaves(operands) if buffer.committed else ():
+        if getattr(x, "committed", False) and x.sharding.device_set != buffer.sharding.device_set:
+            raise RefValueError(
+                f"use of {_described(ref)}, which lies on {_devices(buffer)}, with an array that "
+                f"lies on {_devices(x)}. Move the array there, `jax.device_put(x, ref.sharding)`, "
+                "or make the ref where the array is, "
+                "`refs.new_ref(jax.device_put(value, x.sharding))`"
+            )
+
+
+@contextmanager
+def devices_told(doing: str, refs: Sequence[RefLike]) -> Iterator[None]:
+    """If JAX refuses a program for its devices, the error names the refs on a single device."""
+    try:
+        yield
+    except ValueError as error:
+        single = [_described(r) for r in refs if is_ours(r) and r._sharding is None]
+        if not single or _jax.what_is_said(error) != "incompatible devices":
+            raise
+        raise RefValueError(
+            f"{doing}: {', '.join(single)}: on a single device, and used with what lies on "
+            "several. Make it under `jax.set_mesh(mesh)`, or of an array that is there already, "
+            "`refs.new_ref(jax.device_put(value, jax.NamedSharding(mesh, jax.P())))`"
+        ) from error
+
+
+def _described(ref: RefLike) -> str:
+    return origin_of(_jax.typeof(ref)).describe()
+
+
+def _devices(x: jax.Array) -> str:
+    """The device of an array, or, if there are several, their number and how it is sharded."""
+    devices = x.sharding.device_set
+    return str(*devices) if len(devices) == 1 else f"{len(devices)} devices ({x.sharding})"

@@ -1,0 +1,84 @@
+"""Arrays that lie on another device than a ref: the use is refused, and nothing has changed.
+
+`test_on_four_devices` runs this file on four.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import P
+
+import refs
+from tests.processes import run_again_with_devices
+
+DEVICES = jax.devices()
+has_several = pytest.mark.skipif(len(DEVICES) == 1, reason="run by test_on_four_devices")
+
+
+def on(k, value):
+    return jax.device_put(jnp.float32(value) + jnp.zeros(3, jnp.float32), DEVICES[k])
+
+
+def step(x, a, b):
+    a[...] = on(0, 1)
+    b[...] = on(1, 1)
+    return 2 * x
+
+
+WAYS = {
+    "eager": lambda f, _, r: r.__setitem__(..., on(1, 1)),
+    "add": lambda f, _, r: r.addupdate(on(1, 1)),
+    "index": lambda f, _, r: r[jax.device_put(jnp.array([0, 2]), DEVICES[1])],
+    "reversed": lambda f, _, r: r.at[::-1].set(on(1, 1)),
+    "grad": lambda f, *rs: refs.grad(f)(1.0, *rs),
+    "jvp": lambda f, *rs: refs.jvp(lambda x: f(x, *rs), (1.0,), (1.0,)),
+    "checkpoint": lambda f, *rs: refs.checkpoint(f)(1.0, *rs),
+    "vmap": lambda f, *rs: refs.vmap(lambda x: f(x, *rs))(jnp.ones(2)),
+    "disable_jit": lambda f, *rs: disabled(refs.grad(f), *rs),
+}
+
+
+def disabled(f, *rs):
+    with jax.disable_jit():
+        return f(1.0, *rs)
+
+
+@has_several
+@pytest.mark.parametrize("way", WAYS)
+def test_all_refs_or_none(way):
+    a, b = refs.new_ref(on(0, 0), name="a"), refs.new_ref(on(0, 0), name="b")
+    told = r"use of ref `b` \(created at .*\), which lies on .*:0, with an array that lies on .*:1"
+    for n in range(2):
+        with pytest.raises(refs.errors.RefValueError, match=told):
+            WAYS[way](step, a, b)
+        for r in a, b:
+            np.testing.assert_array_equal(r[...], n)
+            r[...] += 1
+
+
+@has_several
+def test_sharded_arrays_are_told():
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jax.device_put(jnp.zeros(4), jax.NamedSharding(mesh, P("d")))
+    r = refs.new_ref(jax.device_put(jnp.zeros(4), DEVICES[0]))
+    with pytest.raises(refs.errors.RefValueError, match=r"lies on 4 devices \(NamedSharding"):
+        r[...] = x
+    r = refs.new_ref(jax.device_put(r[...], x.sharding))  # as the error says
+    r[...] = x + 1
+    np.testing.assert_array_equal(r[...], 1)
+
+
+@has_several
+def test_arrays_that_nobody_has_put_somewhere_come_along():
+    r = refs.new_ref(on(1, 0))
+    r[...] = jnp.ones(3)
+    r.at[jnp.array([0, 2])].add(1)
+    np.testing.assert_array_equal(r[...], [2, 1, 2])
+    assert r.sharding.device_set == {DEVICES[1]}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(DEVICES) > 1, reason="there are more devices already")
+def test_on_four_devices():
+    assert "1 skipped" in run_again_with_devices(4, __file__)
