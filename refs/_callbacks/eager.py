@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count, repeat, starmap
 from typing import Any
 
@@ -15,29 +16,22 @@ import numpy as np
 
 from refs import _jax
 from refs._buffers.handles import is_ours
+from refs._buffers.kernels import Kernel
 from refs._buffers.several import exchange_refs
+from refs._buffers.signals import without_signals
 from refs._callbacks.failure import Failure, raise_failure
 from refs._callbacks.plan import Plan
 from refs._callbacks.spec import CallbackSpec, keeps_old
-from refs._types import Buffer, RefLike, Value
+from refs._types import Buffer, DType, RefLike, Sharding, Value
 
 
 def call_now(spec: CallbackSpec, refs: Sequence[RefLike], operands: Sequence[Value]) -> list[Value]:
     """Calls the callback at top level; returns its results."""
     plan = Plan.of(spec, len(refs))
 
-    # Running programs may still read the buffers. A program that they are donated to, `_alone`,
-    # runs after those. With jit disabled there is none, and the buffers of JAX's own handles
-    # aren't ours to donate: these are copied.
-    jit = not _jax.is_jit_disabled()
-    renew: list[Callable[[Buffer], Buffer]] = [
-        _alone if jit and is_ours(ref) else jnp.copy for ref in refs
-    ]
-
     def call(held: list[Buffer], _: list[Any]) -> tuple[list[Buffer], list[Value]]:
         old = [*held]
-        new = starmap(operator.call, zip(renew, old, strict=True))
-        _ = [*map(list.__setitem__, repeat(held), count(), new)]
+        _renew(held, refs)
         roots = [*map(_memory, held)]
         try:
             results = _run(plan, refs, roots, operands)
@@ -71,7 +65,39 @@ def _run(
     return [jnp.asarray(x) for x in results]
 
 
-_alone = jax.jit(lambda x: x, donate_argnums=0, keep_unused=True)
+def _renew(held: list[Buffer], refs: Sequence[RefLike]) -> None:
+    """Puts arrays into `held` that no running program reads: those of the same memory, if possible.
+
+    Running programs may still read the buffers. A program that they are donated to runs after
+    those. With jit disabled there is none, and the buffers of JAX's own handles aren't ours to
+    donate: these are copied.
+    """
+    jit = not _jax.is_jit_disabled()
+    kernels = [
+        _renewer(b.shape, b.dtype, b.sharding) if jit and is_ours(ref) else _COPY
+        for ref, b in zip(refs, held, strict=True)
+    ]
+
+    def run() -> None:
+        new = starmap(operator.call, zip([k.compiled for k in kernels], [*held], strict=True))
+        _ = [*map(list.__setitem__, repeat(held), count(), new)]
+
+    if all(k.is_warm for k in kernels):
+        run()
+    else:
+        # An interrupt would lose the results that JAX's Python code holds.
+        without_signals(run)
+        for k in kernels:
+            k.is_warm = True
+
+
+@functools.lru_cache(maxsize=4096)
+def _renewer(shape: tuple[int, ...], dtype: DType, sharding: Sharding) -> Kernel:
+    """The program of a buffer of this type, which returns it, and which it is donated to."""
+    return Kernel(jax.jit(lambda x: x, donate_argnums=0, keep_unused=True))
+
+
+_COPY = Kernel(jnp.copy)
 
 
 def _memory(buffer: Buffer) -> np.ndarray:

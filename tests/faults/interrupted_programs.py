@@ -8,6 +8,7 @@ import numpy as np
 
 import refs
 from refs._buffers import kernels
+from refs._callbacks import eager
 from tests.faults.harness import Counters, add_one
 
 PROGRAMS = {}
@@ -198,6 +199,18 @@ def at_top_level_that_reads(counters):
     return lambda: refs.vjp(loss, 2.0)
 
 
+@program
+def a_first_callback_at_top_level(counters):
+    """Each call renews the buffers by a program that runs for the first time."""
+    step = a_callback_at_top_level(counters)
+
+    def first():
+        eager._renewer.cache_clear()
+        step()
+
+    return first
+
+
 # --- Eager operations -----------------------------------------------------------------------------
 # Each is a transaction of its own, on one ref.
 
@@ -226,7 +239,9 @@ def with_new_kernels(operation):
 FIRST_EAGER = {f"first_{name}": with_new_kernels(EAGER[name]) for name in ("addupdate", "swap")}
 
 FIRST = ["first_calls", "at_top_level", "at_top_level_that_reads"]
-CALLS = [name for name in PROGRAMS if name not in FIRST]
+# Their kernels run for the first time, which makes signals wait.
+FIRST_RUNS = [*FIRST_EAGER, "a_first_callback_at_top_level"]
+CALLS = [name for name in PROGRAMS if name not in (*FIRST, *FIRST_RUNS)]
 
 
 def made(name):

@@ -11,7 +11,7 @@ from refs._buffers import exchange, kernels, records, several, signals
 from refs._jit import dispatch, ways
 from tests.faults import tally
 from tests.faults.harness import in_child, times
-from tests.faults.interrupted_programs import CALLS, EAGER, FIRST, FIRST_EAGER
+from tests.faults.interrupted_programs import CALLS, EAGER, FIRST, FIRST_RUNS
 from tests.faults.interruptions import LOOKOUTS
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def test_at_the_last_places_of_a_first_call(record_property):
 
 def test_at_the_last_places_of_a_first_update(record_property):
     n = times(40, 200)
-    none_is_bad(in_child(tally.by_signals, list(FIRST_EAGER), n, n), record_property)
+    none_is_bad(in_child(tally.by_signals, FIRST_RUNS, n, n), record_property)
 
 
 def test_at_every_place_of_a_transformation(record_property):
