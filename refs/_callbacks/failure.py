@@ -9,11 +9,12 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
 from refs._callbacks.plan import Plan
+from refs._callbacks.spec import CallbackSpec
 from refs._handles.access import describe
 from refs._types import RefLike
 from refs.errors import CallbackError, RefError
@@ -24,13 +25,13 @@ class Failure(NamedTuple):
 
     Attributes:
       error: the exception that was raised.
-      spec: the `CallbackSpec` of the callback.
+      spec: the callback's.
       held: the values that the refs given to the callback had then: of those that the program
         writes, by their numbers (see `Plan`).
     """
 
     error: BaseException
-    spec: Any
+    spec: CallbackSpec
     held: dict[int, np.ndarray]
 
 
