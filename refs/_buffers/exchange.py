@@ -18,15 +18,16 @@ over an iterator, however long:
     [(held[:], rest)] = [*map(call, (held,))]        # called, and kept
     _ = [*put_back]                                  # put back: an iterator, made in advance
 
-For one cell the first step is `held = [*cell]; del cell[:]`, and the last one is `cell += held`.
+For one cell the first step is `held = [*cell]; del cell[_ALL]`, and the last one is `cell += held`.
+(A slice that is made there would be memory allocated between the two: see **Garbage**.)
 
 **An interrupt.** Between the first statement of the `try` and the `finally`, an interrupt can come
 only where a function is called, and the code after each call is in the `try`, too. `held` is
 complete then. If `call` is a program that JAX runs without its Python code, no interrupt comes
-between XLA's return and `held[:]`. JAX's Python code takes part in a program's first run: signals
-are deferred during that (`signals.without_signals`). If `call` is a Python function, it must leave
-in `held`, its argument, the buffers that the refs are to have if it raises. The `finally` calls
-nothing before all buffers are back.
+between XLA's return and `held[:]`. Where JAX's Python code takes part, signals wait until the end
+(`signals.without_interrupts`). If `call` is a Python function, it must leave in `held`, its
+argument, the buffers that the refs are to have if it raises. The `finally` calls nothing before all
+buffers are back.
 
 **An error.** If a cell is empty, `list.pop` raises. The buffers taken before that are in `held`,
 and `put_back`, which iterates over `cells` and `held` together, ends where `held` does.
@@ -37,14 +38,16 @@ waits. Threads also switch where an array is freed, because XLA frees it without
 list `_gone` keeps the old buffers alive until the new ones are in their cells: otherwise a thread
 that waits for the cells would always run in between.
 
-**Garbage.** A finalizer may run wherever memory is allocated, and may use refs itself. It finds the
-cells empty, and gets an error (`records.check_may_wait`), which Python doesn't propagate.
+**Garbage.** A finalizer may run where an object is allocated (by CPython 3.11; later ones wait for
+the places above), and may use refs itself. It finds the cells as they were or empty; if they are
+empty it gets an error (`records.check_may_wait`), which Python doesn't propagate.
 
 **Readers.** A reader passes a buffer to XLA that stays in its cell. If another thread donated it
 meanwhile, XLA would fail, and print so on the terminal. So a reader first registers itself
 (`records.readers`), and then looks into the cell. A thread that has taken buffers looks for
 registered readers, and waits until those of its buffers have finished, or puts the buffers back and
-begins again: in whatever order the two come, one sees the other.
+begins again: in whatever order the two come, one sees the other. It doesn't leave the waiting to
+XLA, since a reader's callback may use the refs that it has taken.
 """
 
 from __future__ import annotations
@@ -56,16 +59,17 @@ from itertools import chain, starmap
 from operator import itemgetter
 from typing import Any
 
-from refs import _jax
-from refs._buffers.handles import is_ours
+from refs._buffers.handles import check_native, is_ours
 from refs._buffers.records import (
     Cell,
+    ask_for_room,
     check_may_wait,
     check_not_read,
     mine,
     readers,
     wait_for_readers,
 )
+from refs._buffers.signals import deferred, deliver
 from refs._types import Buffer, RefLike, Value
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -76,6 +80,7 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
     )
 
 _first = itemgetter(0)
+_ALL = slice(None)
 
 
 class Busy(Exception):
@@ -112,11 +117,13 @@ def exchange(
     put_back = map(list.append, cells, held)
     records, watching, reads = mine.records, readers, False
     try:
-        records += ((cells, read_cells, calls_back),)
+        records += ((cells, (), calls_back),)
         held += map(list.pop, cells)
         if watching and not wait_for_readers(cells):
             raise Busy
         if read_cells:
+            # Not before: two that write what the other one reads would wait for each other.
+            records[-1] = cells, read_cells, calls_back
             watching += (None,)
             reads = True
             read_buffers += map(_first, read_cells)  # type: ignore[operator]
@@ -133,6 +140,8 @@ def exchange(
         if reads:
             del watching[-1]
         del records[-1]
+        if deferred:
+            deliver()
 
 
 def exchange_one(
@@ -142,7 +151,7 @@ def exchange_one(
     records = mine.records
     records += (cell,)
     held = [*cell]
-    del cell[:]
+    del cell[_ALL]
     try:
         if not held or (readers and not wait_for_readers([cell])):
             raise Busy
@@ -153,6 +162,8 @@ def exchange_one(
     finally:
         cell += held
         del records[-1]
+        if deferred:
+            deliver()
 
 
 def call_reading(cell: Cell, call: Callable[..., Any], operand: Value) -> Any:
@@ -198,9 +209,10 @@ def wait(n: int, written: Sequence[RefLike], read: Sequence[RefLike] = ()) -> in
       RefStateError: as `patiently`.
     """
     for ref in (*written, *read):
-        ref._check() if is_ours(ref) else _jax.native_buffer(ref)
+        ref._check() if is_ours(ref) else check_native(ref)
     ours = [*filter(is_ours, written)]
     check_not_read(ours)
+    ask_for_room()
     if n > 3:
         for ref in (*ours, *(r for r in read if is_ours(r) and not r._cell)):
             check_may_wait(ref)

@@ -20,7 +20,7 @@ from refs import _jax
 from refs._buffers.devices import check_devices
 from refs._buffers.exchange import Busy, call_reading, exchange_one, patiently
 from refs._buffers.handles import buffer_of, is_ours, sharding_of, update_native
-from refs._buffers.signals import without_signals
+from refs._buffers.signals import deliver, without_interrupts
 from refs._indexing.index import Index
 from refs._indexing.values import fit, is_enabled
 from refs._types import Buffer, DType, Indexer, RefLike, Sharding, Value
@@ -50,16 +50,7 @@ def swap(ref: RefLike, index: Index, value: Value) -> jax.Array:
     return _jax.wrap_keys(old, ref.dtype)
 
 
-class Kernel:
-    """A compiled update. `is_warm`: its first run, with JAX's Python code, has ended."""
-
-    __slots__ = ("compiled", "is_warm")
-
-    def __init__(self, compiled: Callable[..., Any]):
-        self.compiled, self.is_warm = compiled, False
-
-
-def _update(ref: RefLike, kernel: Kernel, *operands: Value) -> Any:
+def _update(ref: RefLike, kernel: Callable[..., Any], *operands: Value) -> Any:
     """Replaces a ref's buffer, which is donated, by the kernel's result; returns the rest of it.
 
     Raises:
@@ -67,26 +58,24 @@ def _update(ref: RefLike, kernel: Kernel, *operands: Value) -> Any:
       RefValueError: if an operand lies on other devices than the ref.
     """
     try:
-        if kernel.is_warm:
-            return _exchanged(ref, kernel.compiled, operands)
-        # An interrupt would lose the results that JAX's Python code holds.
-        rest = without_signals(functools.partial(_exchanged, ref, kernel.compiled, operands))
-        kernel.is_warm = True
-        return rest
+        if not is_ours(ref):
+            return _update_native(ref, kernel, operands)
+        try:
+            return exchange_one(ref._cell, kernel, *operands)
+        except Busy:
+            return patiently(lambda: exchange_one(ref._cell, kernel, *operands), [ref])
     except (RuntimeError, ValueError):
         check_devices(ref, buffer_of(ref), operands)  # It also says so if the value was lost.
         raise
 
 
-def _exchanged(ref: RefLike, run: Callable[..., Any], operands: tuple[Value, ...]) -> Any:
-    if not is_ours(ref):
-        [[buffer], rest] = run([buffer_of(ref)], *operands)
+def _update_native(ref: RefLike, kernel: Callable[..., Any], operands: tuple[Value, ...]) -> Any:
+    try:
+        [[buffer], rest] = kernel([buffer_of(ref)], *operands)
         update_native(ref, buffer)
         return rest
-    try:
-        return exchange_one(ref._cell, run, *operands)
-    except Busy:
-        return patiently(lambda: exchange_one(ref._cell, run, *operands), [ref])
+    finally:
+        deliver(before_the_end=True)
 
 
 def _read(
@@ -120,7 +109,7 @@ def reader(
     return jax.jit(read_kernel)
 
 
-def updater(ref: RefLike, method: str, skeleton: Index) -> Kernel:
+def updater(ref: RefLike, method: str, skeleton: Index) -> Callable[..., Any]:
     """The kernel that updates a ref's buffer: `kernel([buffer], index operands, operand)`.
 
     It returns `([new buffer], old part)`, for PRNG keys as bits; only a `swap` has an old part, and
@@ -139,7 +128,7 @@ def _updater(
     dtype: DType,
     jit: bool,
     is_donated: bool,
-) -> Kernel:
+) -> Callable[..., Any]:
     def update_kernel(
         held: list[Buffer], operands: list[Value], value: Value
     ) -> tuple[list[Buffer], Value | None]:
@@ -157,10 +146,10 @@ def _updater(
         return [jax.device_put(new, held[0].sharding) if held[0].committed else new], part
 
     if not jit:
-        return Kernel(op_by_op)
+        return op_by_op
     donated = 0 if is_donated else ()
     shardings = None if sharding is None else (sharding, None)
-    return Kernel(
+    return without_interrupts(
         jax.jit(update_kernel, donate_argnums=donated, keep_unused=True, out_shardings=shardings)
     )
 
@@ -193,9 +182,7 @@ def try_update(ref: RefLike, idx: Indexer, method: str, value: Value) -> bool:
         is_scalar = value.shape == ()
     elif kind is not float or ref._dtype != np.float32:
         return False
-    # JAX compiles a program for each of these, and a `Kernel` knows the first run of only one.
-    of_value = ref._dtype, kind, is_scalar
-    kernel, shape = _quick_updater(method, ref._shape, kinds, of_value)
+    kernel, shape = _quick_updater(method, ref._shape, kinds)
     if not is_scalar and value.shape != shape:
         return False
     _update(ref, kernel, operands, value)
@@ -295,8 +282,8 @@ def _quick_reader(shape: tuple[int, ...], kinds: tuple[Any, ...]) -> Callable[..
 
 @functools.lru_cache(maxsize=4096)
 def _quick_updater(
-    method: str, shape: tuple[int, ...], kinds: tuple[Any, ...], of_value: tuple[Any, ...]
-) -> tuple[Kernel, tuple[int, ...]]:
+    method: str, shape: tuple[int, ...], kinds: tuple[Any, ...]
+) -> tuple[Callable[..., Any], tuple[int, ...]]:
     skeleton = skeleton_of(shape, kinds)
 
     def update_kernel(
@@ -307,4 +294,4 @@ def _quick_updater(
         return [skeleton.join(list(numbers)).update(x, method, value)], None
 
     run = jax.jit(update_kernel, donate_argnums=0, keep_unused=True)
-    return Kernel(run), skeleton.result_shape
+    return without_interrupts(run), skeleton.result_shape

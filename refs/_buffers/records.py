@@ -29,8 +29,7 @@ class Record(NamedTuple):
     Attributes:
       cells: the cells that it takes buffers from.
       read_cells: the cells that it reads. Their buffers stay there, for others to read.
-      calls_back: whether it runs users' Python code, which may wait for other calls. No exchange
-        waits for such a reader: XLA does, before it writes to a buffer that a program reads.
+      calls_back: whether it runs users' Python code, which may wait for other calls.
     """
 
     cells: Sequence[Cell]
@@ -71,18 +70,31 @@ def wait_for_readers(cells: Sequence[Cell]) -> bool:
     """Waits until the buffers taken from these cells have no readers; False if that takes long.
 
     No new readers come, because the cells are empty. The present ones wait for no other call, or
-    call back. Those that call back aren't waited for; but a callback gets False for them, since it
-    may be their own, and they wait for it. A reader that this very thread has interrupted never
-    finishes.
+    call back. A callback doesn't wait for those that call back: they may wait for it. Other code
+    does, until a callback waits for a ref, perhaps for one of these. A reader that this very thread
+    has interrupted never finishes.
     """
-    until = time.monotonic() + 0.1
+    n, begun = 0, time.monotonic()
     while True:
         reading = [r for r in _all_records() if any(map(r.reads, cells))]
-        if not reading or (all(r.calls_back for r in reading) and not _is_callback()):
+        if not reading:
             return True
-        if time.monotonic() > until or all(r.calls_back for r in reading):
+        if all(r.calls_back for r in reading):
+            if _asked_at[0] > begun or _is_callback():
+                return False
+        elif time.monotonic() > begun + 0.1:
             return False
-        time.sleep(0)
+        time.sleep(2.0 ** min(n, 10) * 1e-6 if n > 10 else 0)
+        n += 1
+
+
+_asked_at = [0.0]  # when a callback has last waited for a ref
+
+
+def ask_for_room() -> None:
+    """Makes exchanges that wait for readers put their buffers back, if this is a callback."""
+    if _is_callback():
+        _asked_at[0] = time.monotonic()
 
 
 def check_may_wait(ref: RefLike) -> None:

@@ -15,7 +15,7 @@ from refs._buffers.devices import check_devices
 from refs._buffers.exchange import Busy, exchange, patiently
 from refs._buffers.handles import buffer_of, is_ours, update_native
 from refs._buffers.kernels import reader, skeleton_of, updater
-from refs._buffers.signals import without_signals
+from refs._buffers.signals import defer
 from refs._indexing.values import fit
 from refs._types import Buffer, RefLike, Value
 
@@ -116,13 +116,10 @@ def _overwrite(refs: Sequence[RefLike], held: list[Buffer], values: Sequence[Val
     values = [fit(v, ref.shape, ref.dtype) for ref, v in zip(refs, values, strict=True)]
     for ref, buffer, value in zip(refs, held, values, strict=True):
         check_devices(ref, buffer, value)
-
-    def write() -> None:
-        for k, (ref, value) in enumerate(zip(refs, values, strict=True)):
-            run = updater(ref, "set", skeleton_of(ref.shape, ())).compiled
-            held[k : k + 1], _ = run(held[k : k + 1], [], value)
-
-    without_signals(write)
+    defer()  # An interrupt between two of them would leave one new and the other old.
+    for k, (ref, value) in enumerate(zip(refs, values, strict=True)):
+        run = updater(ref, "set", skeleton_of(ref.shape, ()))
+        held[k : k + 1], _ = run(held[k : k + 1], [], value)
 
 
 def _copies(refs: Sequence[RefLike], buffers: Sequence[Buffer]) -> list[Buffer]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -304,18 +302,13 @@ def _host_dtype(dtype: DType, _: bool) -> tuple[DType, str | None]:
 
 def _order() -> Ref:
     """The ref that all ordered callbacks are given: calls that touch one ref keep their order."""
-    with _lock:
-        if not _made:
-            # On another thread, because this one may be tracing: `new_ref` would be traced, too.
-            with ThreadPoolExecutor(1) as thread:
-                _made.append(
-                    thread.submit(new_ref, _NOTHING, name="the order of callbacks").result()
-                )
-    return _made[0]
+    if not _made:
+        with _jax.set_current_trace(_jax.eval_trace):  # Else `new_ref` might be traced.
+            _made.append(new_ref(_NOTHING, name="the order of callbacks"))
+    return _made[0]  # Two threads, or a signal handler, may have made one each.
 
 
 _NOTHING = np.zeros((), np.uint8)
-_lock = threading.Lock()
 _made: list[Ref] = []
 
 

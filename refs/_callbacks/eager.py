@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 import operator
 from collections.abc import Sequence
@@ -16,13 +15,12 @@ import numpy as np
 
 from refs import _jax
 from refs._buffers.handles import is_ours
-from refs._buffers.kernels import Kernel
 from refs._buffers.several import exchange_refs
-from refs._buffers.signals import without_signals
+from refs._buffers.signals import deliver, without_interrupts
 from refs._callbacks.failure import Failure, raise_failure
 from refs._callbacks.plan import Plan
 from refs._callbacks.spec import CallbackSpec, keeps_old
-from refs._types import Buffer, DType, RefLike, Sharding, Value
+from refs._types import Buffer, RefLike, Value
 
 
 def call_now(spec: CallbackSpec, refs: Sequence[RefLike], operands: Sequence[Value]) -> list[Value]:
@@ -73,31 +71,13 @@ def _renew(held: list[Buffer], refs: Sequence[RefLike]) -> None:
     donate: these are copied.
     """
     jit = not _jax.is_jit_disabled()
-    kernels = [
-        _renewer(b.shape, b.dtype, b.sharding) if jit and is_ours(ref) else _COPY
-        for ref, b in zip(refs, held, strict=True)
-    ]
-
-    def run() -> None:
-        new = starmap(operator.call, zip([k.compiled for k in kernels], [*held], strict=True))
-        _ = [*map(list.__setitem__, repeat(held), count(), new)]
-
-    if all(k.is_warm for k in kernels):
-        run()
-    else:
-        # An interrupt would lose the results that JAX's Python code holds.
-        without_signals(run)
-        for k in kernels:
-            k.is_warm = True
+    renew = [_alone if jit and is_ours(ref) else jnp.copy for ref in refs]
+    new = starmap(operator.call, zip(renew, [*held], strict=True))
+    _ = [*map(list.__setitem__, repeat(held), count(), new)]
+    deliver(before_the_end=True)  # Signals don't wait for the callback.
 
 
-@functools.lru_cache(maxsize=4096)
-def _renewer(shape: tuple[int, ...], dtype: DType, sharding: Sharding) -> Kernel:
-    """The program of a buffer of this type, which returns it, and which it is donated to."""
-    return Kernel(jax.jit(lambda x: x, donate_argnums=0, keep_unused=True))
-
-
-_COPY = Kernel(jnp.copy)
+_alone = without_interrupts(jax.jit(lambda x: x, donate_argnums=0, keep_unused=True))
 
 
 def _memory(buffer: Buffer) -> np.ndarray:

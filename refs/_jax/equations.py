@@ -14,12 +14,14 @@ from jax._src import api as _api
 from jax._src import core, hijax, source_info_util
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
+from jax._src.lib import _jax as _jaxlib
 
 from refs._types import Atom, Aval, Buffer, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 
 __all__ = [
-    "any_equation", "as_array", "as_closed", "at_source_of", "bind", "bind_eqn", "called_by",
-    "captured", "commit", "eval_jaxpr", "forget_fast_path", "is_called_callback", "is_zero_literal",
+    "any_equation", "as_array", "as_closed", "at_source_of", "before_python", "bind", "bind_eqn",
+    "called_by", "captured", "commit", "eval_jaxpr", "forget_fast_path", "is_called_callback",
+    "is_zero_literal",
     "jaxprs_in", "map_closed", "map_jaxprs", "new_var", "one_vjp", "replace_jaxpr", "split_params",
     "strong", "typed_like", "user_line", "vary_as", "with_equations",
 ]  # fmt: skip
@@ -147,6 +149,28 @@ def one_vjp(value: Value) -> Value:
 def vary_as(x: Value, example: Value) -> Value:
     """`x`, varying over the devices of a `shard_map` as `example` does."""
     return _api._insert_pvary(x, example)
+
+
+def before_python(compiled: Any, before: Callable[[], Any]) -> Any:
+    """The same `jax.jit` function; it calls `before()` whenever JAX's Python code will run it.
+
+    JAX's C++ code runs a program that it knows for such arguments. It calls Python at a first call,
+    and again for each new type, placement and context; always, if the program has effects.
+    """
+    state = compiled.__getstate__()
+    python = state["cache_miss"]
+
+    def cache_miss(*args: Any, **kwargs: Any) -> Any:
+        before()
+        return python(*args, **kwargs)
+
+    of_python = state["static_argnums"], state["static_argnames"]
+    of_cpp = state["pytree_registry"], state["shard_arg_fallback"], state["cache"]
+    key, name = state["global_cache_key"], state["function_name"]
+    made = _jaxlib.pjit(name, state["fun"], cache_miss, *of_python, key, *of_cpp)
+    functools.update_wrapper(made, compiled._fun)
+    made._fun, made._jit_info = compiled._fun, compiled._jit_info
+    return made
 
 
 def forget_fast_path(compiled: Any) -> None:

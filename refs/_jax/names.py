@@ -13,6 +13,7 @@ import jax
 from jax._src import (
     ad_util,
     api_util,
+    buffer_callback,
     callback,
     config,
     core,
@@ -185,10 +186,15 @@ source_info_util.register_exclusion(_PACKAGE + os.sep)
 def is_callback_frame(frame: FrameType) -> bool:
     """Whether a frame of the stack is that of JAX calling back from a running program."""
     code = frame.f_code
-    return code.co_filename in _CALLBACKS and code.co_name.endswith("_callback_impl")
+    return code.co_name.endswith(_CALLBACKS.get(code.co_filename, ()))
 
 
-_CALLBACKS = (callback.__file__, debugging.__file__)
+# The functions that call users' functions: how their names end, by file.
+_CALLBACKS = {
+    callback.__file__: ("_callback_impl",),
+    debugging.__file__: ("_callback_impl",),
+    buffer_callback.__file__: ("wrapped_callback",),
+}
 
 
 def is_key(dtype: DType) -> bool:

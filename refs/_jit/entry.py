@@ -76,7 +76,9 @@ class Entry:
             and _is_built_in(t.traced.out_tree)
         )
         self.arguments = Arguments(t, call, donated)
-        self.executable = Executable(t, name, self.arguments, call, options, self.is_direct)
+        self.executable = Executable(
+            t, name, self.arguments, call, options, self.is_direct, self.can_fail
+        )
         self._is_compiled, self._compiles_once = False, not options.compiler_options
 
     def _copied(self, written: Sequence[RefLike]) -> list[int]:

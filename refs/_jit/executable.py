@@ -9,6 +9,7 @@ import jax
 
 from refs import _jax
 from refs._buffers.handles import sharding_of
+from refs._buffers.signals import without_interrupts
 from refs._inplace.in_place import call_in_place
 from refs._jit.arguments import Arguments
 from refs._tracing.trace import Call, ref_type
@@ -33,6 +34,10 @@ class TypesDiffer(Exception):
     """A compiled function was called with types that its program wasn't traced for."""
 
 
+class SlowPath(Exception):
+    """JAX's Python code would run a program whose donated operands an interrupt could lose."""
+
+
 def donated_operands(arguments: Arguments, is_debugging: bool = False) -> tuple[int, ...]:
     """The positions of the donated operands in `(state, constants, undonated, donated)`.
 
@@ -54,7 +59,10 @@ class Executable:
     to the first output that fits. Arrays of PRNG keys go in and out as bits.
 
     Attributes:
-      compiled: the function. With operands of other types than at first it raises TypesDiffer.
+      compiled: the function. With operands of other types than at first it raises TypesDiffer. If
+        JAX's Python code is to run it, signals wait, or, if it can fail, it raises SlowPath:
+        callbacks are to be interruptible.
+      compiled_slow: the same, without that.
       compiled_undonated: the same, donating nothing.
     """
 
@@ -66,6 +74,7 @@ class Executable:
         call: Call,
         options: Options,
         is_direct: bool,
+        can_fail: bool,
     ):
         """`is_direct`: whether `rest` is to be the function's result as it is."""
         slots = [*t.written, *t.read]
@@ -116,7 +125,7 @@ class Executable:
             **_shardings(t, arguments, call, options),
         }
         self._arguments = arguments
-        self.compiled, self.compiled_undonated = (
+        self.compiled_slow, self.compiled_undonated = (
             jax.jit(
                 pure,
                 donate_argnums=donated_operands(arguments, is_debugging),
@@ -124,6 +133,11 @@ class Executable:
                 **keywords,
             )
             for is_debugging in (False, True)
+        )
+        self.compiled = (
+            _jax.before_python(self.compiled_slow, _refuse)
+            if can_fail
+            else without_interrupts(self.compiled_slow)
         )
 
     def operands(
@@ -134,6 +148,10 @@ class Executable:
         if a.is_bare:
             return (state,)
         return state, constants if a.reads else (), a.undonated_of(flat), a.donated_of(flat)
+
+
+def _refuse() -> None:
+    raise SlowPath
 
 
 def _shardings(

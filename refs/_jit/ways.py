@@ -6,7 +6,6 @@ Each of these functions exchanges the refs' buffers for the program's outputs
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from itertools import starmap
 from operator import attrgetter
@@ -18,11 +17,11 @@ import jax.numpy as jnp
 from refs import _jax
 from refs._buffers.exchange import Busy, exchange, exchange_one
 from refs._buffers.several import exchange_refs
-from refs._buffers.signals import without_signals
+from refs._buffers.signals import defer
 from refs._callbacks.failure import failure_of, raise_failure
 from refs._jit.arguments import RefsDiffer
 from refs._jit.entry import Entry
-from refs._jit.executable import TypesDiffer
+from refs._jit.executable import SlowPath, TypesDiffer
 from refs._types import Buffer, PyTree, Value
 
 # Raised when a call must be retried: with another compiled form (RefsDiffer, TypesDiffer), or once
@@ -48,8 +47,7 @@ def _unknown(entry: Entry, flat: list[Any], args: tuple[Any, ...], kwargs: dict[
 
 
 def _first(entry: Entry, flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # JAX's Python code holds the results for a while: an interrupt would lose them.
-    result = without_signals(functools.partial(carefully, entry, flat))
+    result = carefully(entry, flat)
     entry.call = entry.run = _quickly(entry)
     return result
 
@@ -161,15 +159,20 @@ def carefully(
     time: then nothing is donated. `compiled` is a program that was compiled ahead of time.
     """
     executable = entry.executable
-    compiled = compiled or (executable.compiled_undonated if is_debugging else executable.compiled)
     written, read = entry.arguments.written_of(flat), [*entry.arguments.read_of(flat)]
     copied = [] if is_debugging else entry.copied
 
     # Whether all old values still exist when the program has run.
     has_olds = is_debugging or len(copied) == len(written)
+    run: Callable[..., Any]
+    if compiled or is_debugging:
+        run = compiled or executable.compiled_undonated
+    else:
+        run = executable.compiled_slow if has_olds else executable.compiled
     failed: list[str] = []  # not the error: that would be in a cycle, which holds the refs
 
     def call(held: list[Buffer], read_buffers: list[Buffer]) -> tuple[list[Buffer], Any]:
+        nonlocal has_olds
         if any(x.is_deleted() for x in (*held, *read_buffers)):
             raise Busy  # A value is lost: waiting raises the error for it.
         olds, results = [*held], []  # type: ignore[var-annotated]
@@ -177,8 +180,14 @@ def carefully(
         for k, copy in zip(copied, copies, strict=True):
             olds[k] = copy
         operands = executable.operands(flat, held, read_buffers)
+        if compiled and not entry.can_fail:
+            defer()  # It may be JAX's Python code that runs it.
         try:
-            results += starmap(compiled, (operands,))
+            try:
+                results += starmap(run, (operands,))
+            except SlowPath:
+                olds, has_olds = _copies(held), True
+                results += starmap(executable.compiled_slow, (operands,))
             held[:] = results[0][0]
             jax.block_until_ready(results)
             if is_debugging:

@@ -102,6 +102,15 @@ def use_of_a_ref_while_it_is_updated(r, i):
 
 
 @raises(
+    errors.RefStateError, "use of a jax.Ref whose value was lost: its array was donated or deleted"
+)
+def handle_of_jax_whose_array_was_deleted(r, i):
+    theirs = jax.new_ref(X)
+    _jax.native_buffer(theirs).delete()
+    refs.jit(lambda a, b: a.__setitem__(0, b[0]))(r, theirs)
+
+
+@raises(
     errors.RefStateError,
     "get of ref `local` (created at FILE:N) by code that interrupted JAX itself, a signal handler "
     "for instance: JAX can't run anything before that has returned. Read the value with "

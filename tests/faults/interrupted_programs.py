@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import refs
+from refs import _jax
 from refs._buffers import kernels
 from refs._callbacks import eager
 from tests.faults.harness import Counters, add_one
@@ -205,10 +206,33 @@ def a_first_callback_at_top_level(counters):
     step = a_callback_at_top_level(counters)
 
     def first():
-        eager._renewer.cache_clear()
+        _jax.forget_fast_path(eager._alone)
         step()
 
     return first
+
+
+@program
+def cleared(counters):
+    """JAX has forgotten its programs, as it does where a context or a placement is new to it."""
+    step = refs.jit(add_one)
+
+    def again():
+        jax.clear_caches()
+        step(*counters.refs)
+
+    return again
+
+
+@program
+def a_first_callback_in_jit(counters):
+    """The refs are large, so that no copies are kept. Each call is the first of its function."""
+
+    def host(held):
+        for x in held:
+            x += 1
+
+    return lambda: refs.jit(lambda held: refs.io_callback(host, None, held))(counters.refs)
 
 
 # --- Eager operations -----------------------------------------------------------------------------
@@ -236,11 +260,22 @@ def with_new_kernels(operation):
     return step
 
 
+def cleared_update(r):
+    jax.clear_caches()
+    refs.addupdate(r, ..., 1)
+
+
 FIRST_EAGER = {f"first_{name}": with_new_kernels(EAGER[name]) for name in ("addupdate", "swap")}
+FIRST_EAGER["cleared_addupdate"] = cleared_update
 
 FIRST = ["first_calls", "at_top_level", "at_top_level_that_reads"]
 # Their kernels run for the first time, which makes signals wait.
-FIRST_RUNS = [*FIRST_EAGER, "a_first_callback_at_top_level"]
+FIRST_RUNS = [
+    *FIRST_EAGER,
+    "a_first_callback_at_top_level",
+    "a_first_callback_in_jit",
+    "cleared",
+]
 CALLS = [name for name in PROGRAMS if name not in (*FIRST, *FIRST_RUNS)]
 
 
@@ -250,7 +285,7 @@ def made(name):
         counters = Counters([(3,)])
         step = functools.partial((EAGER | FIRST_EAGER)[name], *counters.refs)
     else:
-        counters = Counters()
+        counters = Counters([(20_000,)] if name == "a_first_callback_in_jit" else Counters.SHAPES)
         step = PROGRAMS[name](counters)
     step()
     step()  # `several_types_in_turn` has two kinds of calls

@@ -2,6 +2,7 @@
 
 import threading
 
+import jax
 import numpy as np
 import pytest
 
@@ -53,6 +54,35 @@ def test_readers_see_whole_values(name, write):
 
     side_by_side(writer, *[reader] * 3)
     assert held(a) == held(b) == N
+
+
+@pytest.mark.parametrize("used", ["a", "b"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_callback_reads_what_another_thread_is_about_to_write(used, n):
+    """The writer waits for a call whose callback waits for a ref that the writer wants."""
+    held = ref("a"), ref("b")
+    inside, is_written, done = threading.Event(), threading.Event(), []
+    read = held["ab".index(used)]
+
+    def host(x):
+        inside.set()
+        is_written.wait(0.3)  # The writer has time to come.
+        done.append(np.asarray(read)[0])
+        return np.asarray(x)
+
+    shape = jax.ShapeDtypeStruct((100,), np.int32)
+    call = refs.jit(lambda: jax.pure_callback(host, shape, held[0][...]))
+    call(), step(*held[:n])
+    inside.clear()
+
+    def write():
+        inside.wait()
+        step(*held[:n])
+        is_written.set()
+
+    side_by_side(call, write, limit=30)
+    assert [int(r[0]) for r in held] == [2, 2 if n == 2 else 0]
+    assert len(done) == 2
 
 
 def read_beside_steps(n):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.buffer_callback import buffer_callback
 
 from refs import _jax
 
@@ -37,6 +38,32 @@ def test_an_array_that_was_deleted_is_recognised():
     assert not _jax.is_about_deleted(ValueError("else"))
 
 
+def test_what_comes_before_python():
+    calls = []
+    compiled = jax.jit(lambda x, y: (x + y, y), donate_argnums=0, keep_unused=True)
+    told = _jax.before_python(compiled, lambda: calls.append(1))
+
+    def run(x, y=1.0):
+        x = jnp.full(3, x)
+        np.testing.assert_array_equal(told(x, y)[0], 3 + y)
+        assert x.is_deleted()
+        return len(calls)
+
+    assert [run(3.0), run(3.0), run(3.0)] == [1, 1, 1]
+    assert run(3.0, jnp.float32(2)) == 2
+    with jax.default_matmul_precision("float32"):
+        assert [run(3.0), run(3.0)] == [3, 3]
+    assert run(3.0) == 3
+    _jax.forget_fast_path(told)
+    assert [run(3.0), run(3.0)] == [4, 4]
+    jax.clear_caches()
+    assert [run(3.0), run(3.0)] == [5, 5]
+    assert told.lower(jnp.zeros(3), 1.0).as_text() == compiled.lower(jnp.zeros(3), 1.0).as_text()
+    assert told.__name__ == compiled.__name__
+    with jax.disable_jit():
+        assert told(1.0, 2.0) == (3.0, 2.0)
+
+
 def test_the_frame_of_a_callback_is_recognised():
     found = []
 
@@ -57,6 +84,10 @@ def test_the_frame_of_a_callback_is_recognised():
         jax.block_until_ready(jax.jit(call)())
         jax.effects_barrier()
         assert any(found)
+    found.clear()
+    on_buffers = buffer_callback(lambda *x: (host(*x), None)[1], shape, has_side_effect=True)
+    jax.block_until_ready(jax.jit(on_buffers)())
+    assert any(found)
     assert not _jax.is_callback_frame(sys._getframe())
 
 

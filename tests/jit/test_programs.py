@@ -3,7 +3,6 @@
 import functools
 import gc
 import inspect
-import signal
 import weakref
 
 import jax
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 import refs
-from refs._buffers.signals import without_signals
 from tests.processes import run_with_devices
 
 
@@ -217,30 +215,6 @@ def test_an_index_that_was_deleted():
     with pytest.raises((RuntimeError, ValueError), match="deleted"):
         r[i]
     holds(r, 0, 1, 2)
-
-
-@pytest.fixture
-def interruptible():
-    """Whoever has started the tests may have had interrupts ignored."""
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, handler)
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_signals_wait_for_a_first_run():
-    seen = []
-
-    def run():
-        signal.raise_signal(signal.SIGINT)
-        for _ in range(10):
-            seen.append(1)
-        return 3
-
-    with pytest.raises(KeyboardInterrupt):
-        without_signals(run)
-    assert len(seen) == 10
-    assert without_signals(lambda: 4) == 4
 
 
 SHARDED = """
