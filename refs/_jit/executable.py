@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,8 +35,18 @@ class TypesDiffer(Exception):
     """A compiled function was called with types that its program wasn't traced for."""
 
 
-class SlowPath(Exception):
-    """JAX's Python code would run a program whose donated operands an interrupt could lose."""
+class _BeforePython(threading.local):
+    """What this thread's calls do, the outermost first, before JAX's Python code runs a program."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+
+
+before_python = _BeforePython()
+
+
+def _before_python() -> None:
+    before_python.calls[-1]()
 
 
 def donated_operands(arguments: Arguments, is_debugging: bool = False) -> tuple[int, ...]:
@@ -60,9 +71,8 @@ class Executable:
 
     Attributes:
       compiled: the function. With operands of other types than at first it raises TypesDiffer. If
-        JAX's Python code is to run it, signals wait, or, if it can fail, it raises SlowPath:
-        callbacks are to be interruptible.
-      compiled_slow: the same, without that.
+        JAX's Python code is to run it, signals wait; or, if it can fail, the last one of
+        `before_python.calls` is called: callbacks are to be interruptible.
       compiled_undonated: the same, donating nothing.
     """
 
@@ -125,7 +135,7 @@ class Executable:
             **_shardings(t, arguments, call, options),
         }
         self._arguments = arguments
-        self.compiled_slow, self.compiled_undonated = (
+        compiled, self.compiled_undonated = (
             jax.jit(
                 pure,
                 donate_argnums=donated_operands(arguments, is_debugging),
@@ -135,9 +145,9 @@ class Executable:
             for is_debugging in (False, True)
         )
         self.compiled = (
-            _jax.before_python(self.compiled_slow, _refuse)
+            _jax.before_python(compiled, _before_python)
             if can_fail
-            else without_interrupts(self.compiled_slow)
+            else without_interrupts(compiled)
         )
 
     def operands(
@@ -148,10 +158,6 @@ class Executable:
         if a.is_bare:
             return (state,)
         return state, constants if a.reads else (), a.undonated_of(flat), a.donated_of(flat)
-
-
-def _refuse() -> None:
-    raise SlowPath
 
 
 def _shardings(

@@ -21,7 +21,7 @@ from refs._buffers.signals import defer
 from refs._callbacks.failure import failure_of, raise_failure
 from refs._jit.arguments import RefsDiffer
 from refs._jit.entry import Entry
-from refs._jit.executable import SlowPath, TypesDiffer
+from refs._jit.executable import TypesDiffer, before_python
 from refs._types import Buffer, PyTree, Value
 
 # Raised when a call must be retried: with another compiled form (RefsDiffer, TypesDiffer), or once
@@ -163,31 +163,30 @@ def carefully(
     copied = [] if is_debugging else entry.copied
 
     # Whether all old values still exist when the program has run.
-    has_olds = is_debugging or len(copied) == len(written)
-    run: Callable[..., Any]
-    if compiled or is_debugging:
-        run = compiled or executable.compiled_undonated
-    else:
-        run = executable.compiled_slow if has_olds else executable.compiled
+    keeps_olds = is_debugging or len(copied) == len(written)
+    run = compiled or (executable.compiled_undonated if is_debugging else executable.compiled)
     failed: list[str] = []  # not the error: that would be in a cycle, which holds the refs
 
     def call(held: list[Buffer], read_buffers: list[Buffer]) -> tuple[list[Buffer], Any]:
-        nonlocal has_olds
         if any(x.is_deleted() for x in (*held, *read_buffers)):
             raise Busy  # A value is lost: waiting raises the error for it.
         olds, results = [*held], []  # type: ignore[var-annotated]
         copies = _copies([held[k] for k in copied]) if copied else ()
         for k, copy in zip(copied, copies, strict=True):
             olds[k] = copy
-        operands = executable.operands(flat, held, read_buffers)
+        operands, has_olds = executable.operands(flat, held, read_buffers), keeps_olds
         if compiled and not entry.can_fail:
             defer()  # It may be JAX's Python code that runs it.
+
+        def keep_olds() -> None:
+            nonlocal has_olds
+            if not has_olds:
+                olds[:] = _copies(held)
+                has_olds = True
+
+        before_python.calls.append(keep_olds)
         try:
-            try:
-                results += starmap(run, (operands,))
-            except SlowPath:
-                olds, has_olds = _copies(held), True
-                results += starmap(executable.compiled_slow, (operands,))
+            results += starmap(run, (operands,))
             held[:] = results[0][0]
             jax.block_until_ready(results)
             if is_debugging:
@@ -211,6 +210,8 @@ def carefully(
             for k in saved:
                 held[k] = jnp.array(lost[k])
             raise_failure(failure, [written[k] for k in saved])
+        finally:
+            before_python.calls.pop()
         return held, results[0][1]
 
     try:

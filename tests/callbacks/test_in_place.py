@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import refs
+from refs._jit import ways
 from refs.testing import assert_in_place
 
 S = jax.ShapeDtypeStruct
@@ -197,3 +198,25 @@ def test_its_memory_has_no_owner_of_jaxlibs():
     )
     assert len(owners) == 3
     assert not any(name.startswith("jaxlib") for name in owners)
+
+
+def test_a_large_ref_is_copied_where_python_code_of_jax_runs_the_program(monkeypatch):
+    """In a first call, and in a first one of another context: else nothing is copied."""
+    copied, real = [], ways._copies
+    monkeypatch.setattr(ways, "_copies", lambda arrays: copied.append(1) or real(arrays))
+
+    def host(x):
+        x[0] += 1
+
+    r = refs.new_ref(jnp.zeros(100_000))
+    step = refs.jit(lambda r: refs.io_callback(host, None, r))
+    step(r)
+    assert copied
+    for _ in range(2):
+        for _ in range(3):
+            copied.clear()
+            step(r)
+            assert not copied
+        with jax.default_matmul_precision("float32"):
+            step(r)
+    assert r[0] == 9
