@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from tests.processes import PYTEST, run_with
+from tests.processes import PYTEST, run_with, run_with_devices
 
 CONFIGURATIONS = {
     "jax_enable_x64": "1",
@@ -18,6 +18,7 @@ CONFIGURATIONS = {
     "jax_custom_vjp3": "1",
     "jax_custom_jvp3": "1",
 }
+SWEEP = ["tests/sweep/test_sweep.py"]
 LAWS = ["tests/laws/test_jit.py", "tests/laws/test_vmap.py"]
 # There a law of its own is in tests/laws/test_eager.py: JAX's loops take no refs apart in Python.
 WITHOUT_LAWS = {"jax_disable_jit"}
@@ -30,5 +31,12 @@ pytestmark = pytest.mark.slow
 def test_in(name):
     if name not in jax.config.values:
         pytest.skip("this JAX doesn't have it")
-    files = ["tests/sweep/test_sweep.py", *([] if name in WITHOUT_LAWS else LAWS)]
+    files = [*SWEEP, *([] if name in WITHOUT_LAWS else LAWS)]
     run_with({name.upper(): CONFIGURATIONS[name], **FEW}, *PYTEST, *files)
+
+
+@pytest.mark.parametrize("options", [[], ["-p", "tests.explicit_mesh"]], ids=["plain", "mesh"])
+def test_with_eight_devices(monkeypatch, options):
+    for name, value in FEW.items():
+        monkeypatch.setenv(name, value)
+    run_with_devices(8, *PYTEST, *options, *SWEEP, *LAWS)

@@ -18,7 +18,7 @@ from refs._jax.primitives import custom_jvp_call_p, custom_vjp_call_p
 from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, Sharding, Value
 
 __all__ = [
-    "JitParams", "can_accumulate_gradients", "forward_rule", "has_rules", "instantiate",
+    "JitParams", "can_accumulate_gradients", "define_backward", "forward_rule", "has_rules", "instantiate",
     "is_custom_vjp", "is_symbolic_zero", "is_unspecified", "jit_params", "jvp_rule", "scan_params",
     "vjp_rule", "vmap_rule", "with_rules",
 ]  # fmt: skip
@@ -101,21 +101,22 @@ class VjpRule(NamedTuple):
     The forward jaxpr takes the primals after the first `num_consts` and returns the residuals that
     are not inputs, then the primal outputs. `residual_forwards`, to be called after `fwd`, says
     for each residual which primal it is, or None. `bwd` returns a cotangent, or a symbolic zero
-    (`is_symbolic_zero`), for each primal after the first `num_consts`.
+    (`is_symbolic_zero`), for each primal after the first `num_consts`; and the rule's logs, a dict
+    of pytrees, or None.
     """
 
     num_consts: int
     symbolic_zeros: bool
     fwd: Callable[[Sequence[bool]], tuple[Jaxpr, Sequence[Value]]]
     residual_forwards: Callable[[], Sequence[int | None]]
-    bwd: Callable[[Sequence[Any], Sequence[Value]], list[Value]]
+    bwd: Callable[[Sequence[Any], Sequence[Value]], tuple[list[Value], Any]]
 
 
 def vjp_rule(params: dict[str, Any]) -> VjpRule:
-    def bwd(residuals: Sequence[Any], cotangents: Sequence[Value]) -> list[Value]:
+    def bwd(residuals: Sequence[Any], cotangents: Sequence[Value]) -> tuple[list[Value], Any]:
         out = params["bwd"].call_wrapped(*residuals, *cotangents)
-        # The newest JAX returns (cotangents, logs); the logs belong to `f_vjp.with_logs`.
-        return list(out[0] if isinstance(out, tuple) and len(out) == 2 else out)
+        in_cts, logs = out if _can_log else (out, None)
+        return list(in_cts), logs
 
     return VjpRule(
         params["num_consts"],
@@ -124,6 +125,22 @@ def vjp_rule(params: dict[str, Any]) -> VjpRule:
         lambda: params["out_trees"]()[2],
         bwd,
     )
+
+
+_can_log = hasattr(jax.custom_vjp, "defvjp_with_logs")
+
+
+def define_backward(
+    fun: Any, fwd: Callable[..., Any], bwd: Callable[..., tuple[tuple[Value, ...], Any]]
+) -> None:
+    """`fun.defvjp(fwd, bwd)`, where `bwd` returns its logs too: the oldest JAX takes none.
+
+    With symbolic zeros, so that `fwd` is told which arguments are differentiated.
+    """
+    if _can_log:
+        fun.defvjp_with_logs(fwd, bwd, symbolic_zeros=True)
+    else:
+        fun.defvjp(fwd, lambda *given: bwd(*given)[0], symbolic_zeros=True)
 
 
 def _traced_anew(params: dict[str, Any], thunk: lu.WrappedFun) -> Callable[..., Any]:

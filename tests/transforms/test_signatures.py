@@ -163,6 +163,41 @@ def test_logs_of_backward_rules():
     assert (got, logs["seen"]) == (30, 5)
 
 
+@pytest.mark.skipif(not hasattr(jax.custom_vjp, "defvjp_with_logs"), reason="the newest JAX's")
+@pytest.mark.parametrize("touches", [False, True])
+@pytest.mark.parametrize("wrapper", ["plain", "jit", "vmap", "scan", "checkpoint"])
+def test_logs_of_rules_in(wrapper, touches):
+    seen, results = refs.new_ref(0), []
+
+    @jax.custom_vjp
+    def f(x):
+        return x**2
+
+    def backward(x, ct):
+        if touches:
+            seen[...] += 1
+        return (2 * x * ct,), {"f": {"ct": ct}}
+
+    f.defvjp_with_logs(lambda x: (x**2, x), backward)
+    run = {
+        "plain": lambda x: jnp.stack([f(x[0]), x[1] ** 2]),
+        "jit": lambda x: jnp.stack([refs.jit(f)(x[0]), x[1] ** 2]),
+        "vmap": refs.vmap(f),
+        "scan": lambda x: refs.scan(lambda _, x: (None, f(x)), None, x)[1],
+        "checkpoint": lambda x: jnp.stack([refs.checkpoint(f)(x[0]), x[1] ** 2]),
+    }[wrapper]
+    ct = jnp.array([5.0, 7.0])
+    for derived in (refs.vjp, lambda f, x: refs.vjp(refs.jit(f), x)):
+        (got,), logs = derived(run, X)[1].with_logs(ct)
+        same(got, 2 * X * ct)
+        same(logs["f"]["ct"], ct if wrapper in ("vmap", "scan") else ct[0])
+        (got,) = derived(run, X)[1](ct)  # which ignores them
+        same(got, 2 * X * ct)
+        results.append(int(seen[...]))
+    calls = 2 if wrapper in ("vmap", "scan") else 1
+    assert results == [2 * calls * touches, 4 * calls * touches]
+
+
 def test_the_sum_of_what_differs_from_lane_to_lane():
     r = refs.new_ref(2.0)
     mapped = refs.vmap(lambda x: (r[...] * x, r[...]), out_axes=None, sum_match=True)

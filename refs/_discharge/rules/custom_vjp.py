@@ -106,16 +106,17 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
                 return _jax.eval_jaxpr(traced, found(traced.consts), arrays)
             return run_in_lanes(program, found(program.refs), found(program.arrays), arrays, lanes)
 
-        def backward(*given: Any) -> list[Any]:
+        def backward(*given: Any) -> tuple[list[Any], Any]:
             return rule.bwd(given[: len(residuals)], given[len(residuals) :])
 
         in_cts: list[Any] = [None] * len(is_cell)
+        logs = None
         if is_wanted:
             residuals = [
                 places[r.number].ref(paths[r.number], where) if isinstance(r, _Argument) else r
                 for r in residuals
             ]
-            of_own = apply_backward(backward, [*residuals, *out_cts], run)
+            of_own, logs = apply_backward(backward, [*residuals, *out_cts], run)
             of_own = [None if _jax.is_symbolic_zero(ct) else ct for ct in of_own]
             in_cts[rule.num_consts :] = of_own
 
@@ -135,17 +136,18 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
             for k, ct in zip(followed, passed, strict=True):
                 of_values[k] = _sum(of_values[k], ct)
         end = n_written + n_read
-        return (
+        cts = (
             [ct for ct, c in zip(in_cts, is_cell, strict=True) if not c],
             of_values[:n_written],
             [*of_values[n_written:end], *([None] * n_flags)],
             of_values[end:],
             None,
         )
+        return cts, logs
 
     # Always with symbolic zeros: `rule.fwd` must be told which arguments aren't differentiated,
     # closed-over refs for instance.
-    call.defvjp(fwd, bwd, symbolic_zeros=True)
+    _jax.define_backward(call, fwd, bwd)
     paths = [p.path for p in places]
     out, state = call(split(args), scope.state, scope.constants, scope.sums, paths)
     scope.update(state)

@@ -1,0 +1,9 @@
+"""A pytest plugin: the tests run on an explicit mesh of all devices, on which arrays are replicated.
+
+    python -m pytest -p tests.explicit_mesh
+"""
+
+import jax
+from jax.sharding import AxisType
+
+jax.set_mesh(jax.make_mesh((jax.device_count(),), ("x",), (AxisType.Explicit,)))
