@@ -90,9 +90,9 @@ def _value(x: Value) -> Value:
 
 @contextlib.contextmanager
 def without_hi_primitives() -> Iterator[None]:
-    """Meanwhile JAX makes no hi primitives of `checkpoint` and custom rules, however configured."""
+    """Meanwhile JAX makes no hi primitives of `checkpoint`, `scan` and custom rules."""
     with contextlib.ExitStack() as stack:
-        for name in ("remat3", "custom_jvp3", "custom_vjp3"):
+        for name in ("remat3", "scan3", "custom_jvp3", "custom_vjp3"):
             switch = getattr(config, name, None)
             if switch is not None and switch.value:
                 stack.enter_context(switch(False))

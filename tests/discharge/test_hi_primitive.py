@@ -94,8 +94,8 @@ def test_with_jax_as_it_will_be(switch):
             r = refs.new_ref(X)
             close(jit(program)(0.5, r), 2 * (2 * np.sin(0.5) + 1), rtol=1e-5)
             close(r[1], 2 * np.sin(0.5) + 1, rtol=1e-5)
-            if switch == "jax_scan3":  # has no gradient yet
-                continue
+            if switch == "jax_scan3" and jit is refs.jit:
+                continue  # JAX traces it, whose `Scan3` has no gradient yet, and ignores `reverse`
             close(jit(refs.grad(program))(0.5, r), 2 * 7 * 5 * np.cos(0.5), rtol=1e-5)
 
 
