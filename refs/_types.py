@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import jax
 from jax.core import AbstractValue as AbstractValue
-from jax.extend.core import ClosedJaxpr as ClosedJaxpr  # the same as Jaxpr on the newest JAX
+from jax.extend.core import ClosedJaxpr as ClosedJaxpr  # the same as Jaxpr on JAX 0.12
 from jax.extend.core import Jaxpr as Jaxpr
 from jax.extend.core import JaxprEqn
 from jax.extend.core import Primitive as Primitive

@@ -1,6 +1,6 @@
-"""A pytest plugin: the tests run on an explicit mesh of all devices, on which arrays are replicated.
+"""A pytest plugin: tests run on an explicit mesh of all devices, on which arrays are replicated.
 
-    python -m pytest -p tests.explicit_mesh
+python -m pytest -p tests.explicit_mesh
 """
 
 import jax

@@ -1,12 +1,13 @@
 """The atomic exchange of buffers: taken from refs, given to a program, replaced by its results.
 
 Each ref has a *cell* for life: a list that holds its buffer, and is empty while a call has taken
-it. An empty cell covers all cases: one call names the ref twice, a call of another thread has the
-buffer, or a callback touches the very ref that its call updates. A buffer that one call has taken
+it. An empty cell means that the buffer is in use, whatever the reason: one call names the ref
+twice, a call of another thread has the buffer, or a callback touches the very ref that its call
+updates. A buffer that one call has taken
 can't be taken by another, and no lock is held. Only `exchange` takes buffers, and `exchange_one`,
 the same function for one cell. Whether they end normally, by an error or by an interrupt, each cell
 gets back the item at its position in the list `held`: the new buffer as soon as there is one, the
-old one until then. There is no moment without either, and this is the proof.
+old one until then. So at every moment a buffer is in its cell or in `held`, and this is the proof.
 
 **The rule.** CPython handles signals, and switches between threads, when a function begins, when a
 loop jumps back and when a call into C has returned; nowhere else in Python code, and never in C
@@ -62,10 +63,10 @@ from typing import Any
 from refs._buffers.handles import check_native, is_ours
 from refs._buffers.records import (
     Cell,
-    ask_for_room,
     check_may_wait,
     check_not_read,
     mine,
+    note_callback_waits,
     readers,
     wait_for_readers,
 )
@@ -107,7 +108,8 @@ def exchange(
         list `held`. If it raises, the buffers that are in `held` then are put back.
       operands: its other operands.
       read_cells: the cells of refs that are only read.
-      read_buffers: an empty list, which gets the buffers in `read_cells`, all of one moment.
+      read_buffers: an empty list, which gets the buffers in `read_cells`, all of one moment. For
+        `call` to see them, `operands` has the same list.
       calls_back: whether `call` runs users' Python code, which may wait for other calls.
 
     Raises:
@@ -212,7 +214,7 @@ def wait(n: int, written: Sequence[RefLike], read: Sequence[RefLike] = ()) -> in
         ref._check() if is_ours(ref) else check_native(ref)
     ours = [*filter(is_ours, written)]
     check_not_read(ours)
-    ask_for_room()
+    note_callback_waits()
     if n > 3:
         for ref in (*ours, *(r for r in read if is_ours(r) and not r._cell)):
             check_may_wait(ref)
@@ -231,6 +233,7 @@ def end(ref: RefLike, how: str) -> Buffer:
 
     def take_away(held: list[Buffer]) -> tuple[list[Buffer], Buffer]:
         buffer = held[0]
+        # One step in C: no interrupt sees a ref that has ended and still has its buffer.
         changes = (
             map(object.__setattr__, (ref,), ("_end",), (how,)),
             map(list.clear, (held,)),

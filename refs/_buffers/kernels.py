@@ -1,9 +1,10 @@
-"""Operations on concrete refs outside any trace: one donated, compiled kernel each.
+"""Operations on concrete refs outside any trace: each runs a kernel to which the buffer is donated.
 
-A kernel is compiled for the static part of an index (the skeleton) and called with the rest, its
-operands, so that a new index of the same kind doesn't recompile. JAX's own jit caches by shapes and
-dtypes. Integers and slices, the indices that most programs use, take a fast path, which doesn't
-parse them to an `Index`; the general path takes every index.
+A kernel, a small jitted function, is compiled for the static part of an index (the skeleton) and
+called with the rest, its operands, so that a new index of the same kind doesn't recompile. JAX's
+own jit caches by shapes and dtypes. Integers, slices and an int32 array, the indices that most
+programs use, take a fast path, which doesn't parse them to an `Index`; the general path takes every
+index.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ def updater(ref: RefLike, method: str, skeleton: Index) -> Callable[..., Any]:
     other methods have None. The buffer is donated, except while JAX looks for NaNs: then JAX may
     run the kernel again.
     """
-    jit, is_donated = not _jax.is_jit_disabled(), not _jax.looks_for_nans()
-    return _updater(method, skeleton, sharding_of(ref), ref.dtype, jit, is_donated)
+    is_jitted, is_donated = not _jax.is_jit_disabled(), not _jax.looks_for_nans()
+    return _updater(method, skeleton, sharding_of(ref), ref.dtype, is_jitted, is_donated)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -126,7 +127,7 @@ def _updater(
     skeleton: Index,
     sharding: Sharding | None,
     dtype: DType,
-    jit: bool,
+    is_jitted: bool,
     is_donated: bool,
 ) -> Callable[..., Any]:
     def update_kernel(
@@ -140,12 +141,13 @@ def _updater(
     def op_by_op(
         held: list[Buffer], operands: list[Value], value: Value
     ) -> tuple[list[Buffer], Value | None]:
-        # `x` may be the very array that was passed in, and lie on the value's device.
+        # Without jit the update may return `value` itself, or lie where it does: so it is copied,
+        # and moved to the ref's device.
         [x], part = update_kernel(held, operands, value)
         new = jnp.copy(x)
         return [jax.device_put(new, held[0].sharding) if held[0].committed else new], part
 
-    if not jit:
+    if not is_jitted:
         return op_by_op
     donated = 0 if is_donated else ()
     shardings = None if sharding is None else (sharding, None)
@@ -155,7 +157,8 @@ def _updater(
 
 
 # ---------------------------------------------------------------------------------------------
-# The fast path: integers and slices of a ref of ours, on one device, of an ordinary dtype
+# The fast path: integers and slices, or an int32 array, into a ref of ours, on one device, of an
+# ordinary dtype
 
 
 def try_read(ref: RefLike, idx: Indexer) -> jax.Array | None:
@@ -242,11 +245,11 @@ def _locate(
 _SMALL: dict[int, jax.Array] = {}
 
 
-def _small(number: int) -> int | jax.Array:
+def _small(number: int) -> np.int32 | jax.Array:
     found = _SMALL.get(number)
     if found is None:
         if number >= 4096:
-            return number
+            return np.int32(number)  # A Python integer has a type of its own, weak: a retrace.
         found = _SMALL[number] = jnp.asarray(np.int32(number))
     return found
 

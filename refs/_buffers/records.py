@@ -44,7 +44,10 @@ class Record(NamedTuple):
 
 
 class _OfThread(threading.local):
-    """The current thread's records, in forms that are made faster: a tuple, or the only cell."""
+    """The current thread's records: each a plain tuple or a cell, which `_as_records` makes one of.
+
+    A `Record` takes longer to make, and few are ever looked at.
+    """
 
     def __init__(self) -> None:
         self.records: list[tuple[Sequence[Cell], Sequence[Cell], bool] | Cell] = []
@@ -54,7 +57,8 @@ class _OfThread(threading.local):
 _of_threads: dict[int, list[tuple[Sequence[Cell], Sequence[Cell], bool] | Cell]] = {}
 mine = _OfThread()
 
-# An item for each reader: an exchange searches the records for readers only if there are any.
+# An item for each reader: an exchange searches the records for readers only if there are any. It is
+# a list, and no number, because appending to it is one step.
 readers: list[None] = []
 
 
@@ -69,10 +73,10 @@ def _as_records(records: list[Any]) -> list[Record]:
 def wait_for_readers(cells: Sequence[Cell]) -> bool:
     """Waits until the buffers taken from these cells have no readers; False if that takes long.
 
-    No new readers come, because the cells are empty. The present ones wait for no other call, or
-    call back. A callback doesn't wait for those that call back: they may wait for it. Other code
-    does, until a callback waits for a ref, perhaps for one of these. A reader that this very thread
-    has interrupted never finishes.
+    No new readers come, because the cells are empty. A reader without callbacks finishes by itself:
+    it gets 0.1 s, because one that this very thread has interrupted never finishes. A reader with
+    callbacks may wait for other calls: a callback doesn't wait for it at all, and other code only
+    until some callback waits for a ref, perhaps for one of these.
     """
     n, begun = 0, time.monotonic()
     while True:
@@ -80,7 +84,7 @@ def wait_for_readers(cells: Sequence[Cell]) -> bool:
         if not reading:
             return True
         if all(r.calls_back for r in reading):
-            if _asked_at[0] > begun or _is_callback():
+            if _callback_waited_at[0] > begun or _is_callback():
                 return False
         elif time.monotonic() > begun + 0.1:
             return False
@@ -88,13 +92,13 @@ def wait_for_readers(cells: Sequence[Cell]) -> bool:
         n += 1
 
 
-_asked_at = [0.0]  # when a callback has last waited for a ref
+_callback_waited_at = [0.0]  # when a callback has last waited for a ref
 
 
-def ask_for_room() -> None:
+def note_callback_waits() -> None:
     """Makes exchanges that wait for readers put their buffers back, if this is a callback."""
     if _is_callback():
-        _asked_at[0] = time.monotonic()
+        _callback_waited_at[0] = time.monotonic()
 
 
 def check_may_wait(ref: RefLike) -> None:
@@ -134,7 +138,8 @@ def check_not_read(refs: Iterable[RefLike]) -> None:
             )
 
 
-# A mark in a thread's records: a callback of a running program has begun those after it.
+# A mark in a thread's records: a callback of a running program has begun those after it. It takes
+# and reads nothing itself.
 _CALLBACK = Record((), (), False)
 
 

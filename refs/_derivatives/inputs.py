@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
@@ -41,7 +42,8 @@ class Inputs(NamedTuple):
     The `values` of the variables are `arrays`, then the contents of `refs`.
 
     Attributes:
-      rebuild: `rebuild(refs, arrays)` is `(args, kwargs)`, with these in the variables' places.
+      rebuild: `rebuild(refs, arrays)` is `(args, kwargs)`: the arrays are in the variables' places,
+        and each ref is wherever it was, also in views.
       refs: the distinct refs that are variables. Other refs and arrays stay in the call.
       arrays: the array variables.
       tree: the structure of the variables, with views as leaves.
@@ -65,7 +67,7 @@ class Inputs(NamedTuple):
         tree = jax.tree.structure(given, is_leaf=is_view)
         # The places in `flat` of the leaves that are variables, in the order of `given`.
         sizes = [len(jax.tree.leaves(x, is_leaf=is_view)) for x in args]
-        starts = [sum(sizes[:k]) for k in range(len(sizes))]
+        starts = [0, *accumulate(sizes)]
         places = [starts[k] + j for k in chosen for j in range(sizes[k])]
         _check_distinct(doing, [flat[i] for i in places])
 
@@ -99,7 +101,7 @@ class Inputs(NamedTuple):
         return Inputs(rebuild, refs, [flat[i] for i in arrays], tree, variables)
 
     def flatten(self, doing: str, given: PyTree) -> list[Value | RefLike]:
-        """The inverse of `unflatten`: a leaf for each variable, after a check of the structure."""
+        """A leaf for each variable, after a check of the structure; see `gather` for the values."""
         leaves, tree = jax.tree.flatten(given)
         if tree != self.tree:
             raise RefValueError(
@@ -114,14 +116,18 @@ class Inputs(NamedTuple):
         x: Value = variable.view or (
             _jax.shaped_abstractify(self.arrays[k]) if k < n else self.refs[k - n]
         )
-        if dtype_of(x) is None:  # The name of a user's own type is enough.
+        if dtype_of(x) is None:  # A value of a user's own type: the type's name stands for it.
             return (), str(x)
         return x.shape, x.dtype.name if jnp.issubdtype(x.dtype, jnp.inexact) else "float0"
 
     def gather(
         self, doing: str, leaves: Sequence[Value | RefLike], values: Sequence[Value]
     ) -> list[Value]:
-        """A tangent for each value, from one for each variable: those of one ref's parts add up."""
+        """A tangent for each value, from one for each variable: those of one ref's parts add up.
+
+        A leaf has the shape of its variable, `[*view.shape]` for a view, and a tangent that of the
+        value, `[*ref.shape]`.
+        """
         tangents: list[Value] = [None] * len(values)
         for variable, leaf in zip(self.variables, leaves, strict=True):
             k = variable.position

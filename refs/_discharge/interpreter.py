@@ -74,7 +74,7 @@ class Context:
 
     def eval_open(self, jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value]) -> list[Any]:
         """`eval` of a jaxpr whose constants are given, as values and cells."""
-        # The newest JAX has the variables of constants that aren't attached among the inputs.
+        # JAX 0.12 has the variables of constants that aren't attached among the inputs.
         frame = Frame(jaxpr)
         frame.write((*jaxpr.constvars, *jaxpr.invars), (*consts, *args))
 
@@ -93,8 +93,8 @@ class Context:
         eqn = jaxpr.eqns[k]
         # Where lanes diverge, only those that reach a callback make the call.
         calls_host = self.lanes is not None and _calls_host(eqn)
-        is_ours = calls_host or self._may_touch_later(eqn) or self._touches_in_rules(eqn)
-        rule = rule_of(eqn, args, is_ours)
+        must_discharge = calls_host or self._may_touch_later(eqn) or self._touches_in_rules(eqn)
+        rule = rule_of(eqn, args, must_discharge)
         if rule is not None:
             return rule(self, eqn, args)
         if self.differentiated or self.lanes is not None:
@@ -212,12 +212,12 @@ class Scope:
                     # One without a cell here is touched only by a rule, which JAX may never trace.
                     if isinstance(cell := self.bindings.find(const), Cell):
                         touched.append((cell, kind))
-        # Two rows of one ref may be the same row, or the ref itself may be touched, too. Then the
-        # whole ref is state, and its rows are read and written within it.
         sums = {id(cell.ref): cell.ref for cell, _ in touched if isinstance(cell, Accumulator)}
         self.sums = list(sums.values())
         touched = [(cell, kind) for cell, kind in touched if not isinstance(cell, Accumulator)]
         self.portable &= not self.sums
+        # Two rows of one ref may be the same row, or the ref itself may be touched, too. Then the
+        # whole ref is state, and its rows are read and written within it.
         sharing: dict[int, set[int]] = {}
         for cell, _ in touched:
             sharing.setdefault(id(root(cell)), set()).add(id(cell))
@@ -266,7 +266,7 @@ class Scope:
     ) -> InnerScope:
         """A body, in which the cells hold these values, and `sums` replace `self.sums`.
 
-        Nothing is accumulated into one that is None, nor, with `is_silent`, into any.
+        Nothing is accumulated into a ref that `sums` has None for, nor, with `is_silent`, into any.
         """
         return InnerScope(self._ctx, self, state, constants, sums, is_silent)
 

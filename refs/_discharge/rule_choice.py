@@ -24,18 +24,18 @@ from refs._types import ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 from refs.errors import MissingRuleError
 
 
-def rule_of(eqn: Eqn, args: Sequence[Value], is_ours: bool) -> Rule | None:
+def rule_of(eqn: Eqn, args: Sequence[Value], must_discharge: bool) -> Rule | None:
     """The rule that discharges an equation, or None if it is bound as it is.
 
     If the primitive has a rule, refs that it makes or that its jaxprs make count, too, and the rule
-    applies if `is_ours` in any case. If it has none, only the refs of the program count.
+    applies if `must_discharge` in any case. If it has none, only the refs of the program count.
 
     Raises:
       MissingRuleError: if a primitive without a rule takes a ref of the program.
     """
     rule = rule_for(eqn.primitive)
     if rule is not None:
-        return rule if is_ours or _involves_refs(eqn, args) else None
+        return rule if must_discharge or _involves_refs(eqn, args) else None
     described = next(_taken(eqn, args), None)
     if described is None:
         return _discharge_inside if any(map(_makes_refs, _jax.jaxprs_in(eqn.params))) else None

@@ -8,7 +8,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
-import jaxlib
 import numpy as np
 from jax import lax
 
@@ -16,9 +15,6 @@ from refs import _jax
 from refs._callbacks.primitives import host_callback_p
 from refs._tracing.facts import facts_of
 from refs._types import Atom, Aval, Eqn, Jaxpr, Value
-
-# From this version on XLA expands `optimization_barrier` after fusion, and copies less in branches.
-COPIES_LESS = jaxlib.version.__version_info__ >= (0, 11, 2)
 
 # Below this many elements a copy is as cheap as the equations that prevent it.
 SMALLEST = 64

@@ -13,7 +13,6 @@ from jax import lax
 
 from refs import _jax
 from refs._inplace.body import (
-    COPIES_LESS,
     Body,
     can_pass,
     carries,
@@ -62,7 +61,7 @@ def _buffers(eqn: Eqn) -> dict[int, int]:
         roots = {_root(body, body.outvars[o]) for body in bodies}
         if is_buffer(out) and len(roots) == 1 and None not in roots:
             [buffers[o]] = roots  # type: ignore[assignment]
-    if COPIES_LESS and len(buffers) == 1 and all(map(_does_one_thing, bodies)):
+    if _jax.xla_copies_less and len(buffers) == 1 and all(map(_does_one_thing, bodies)):
         return {}
     changing = sum(
         any(b.outvars[o] is not b.jaxpr.invars[k] for o, k in buffers.items()) for b in bodies

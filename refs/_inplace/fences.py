@@ -13,8 +13,9 @@ from refs._inplace.fence import fenced
 from refs._inplace.order import has_jaxprs, is_computed_once, last_updates, needs
 from refs._types import Atom, Eqn
 
-# A value read from more buffers than this isn't noted. Without a bound the time is quadratic: a sum
-# over a thousand refs would be noted with each of them at each step.
+# A value read from more buffers than this isn't noted. Without a bound the time is quadratic, since
+# each partial sum of a thousand refs is read from all before it: rewriting a program that adds such
+# a sum to each of them takes 4 s with 64 (5 s with 16), 51 s with 256, and 127 s without a bound.
 MOST = 64
 
 
@@ -28,11 +29,13 @@ def put_fences(body: Body, on_cpu: bool) -> None:
 
 
 class _Fences:
+    """Goes through the equations of a body in order, and emits them with the fences they need."""
+
     def __init__(self, body: Body, on_cpu: bool):
         self.eqns = body.eqns
         self.on_cpu = on_cpu
         self.made_by = body.producers()
-        self.taken_by = body.consumers()
+        self.users = body.consumers()
         self.needs = needs(body)
         self.returned = {v for v in body.outvars if is_var(v)}
         self.constants = body.constants()
@@ -53,9 +56,11 @@ class _Fences:
         """Emits an equation, with current names, behind fences for the buffers that it updates."""
         eqn = self.eqns[k]
         now = substitute(eqn, {v: self.now(v) for v in eqn.invars if is_var(v)})
-        mine = [v for v in dict.fromkeys(filter(is_var, eqn.invars)) if self.update_of.get(v) == k]
-        for buffer in mine:
-            if self.taken_by[buffer][-1] > k or sum(v is buffer for v in eqn.invars) > 1:
+        buffers = [
+            v for v in dict.fromkeys(filter(is_var, eqn.invars)) if self.update_of.get(v) == k
+        ]
+        for buffer in buffers:
+            if self.users[buffer][-1] > k or sum(v is buffer for v in eqn.invars) > 1:
                 continue  # The old value is used again: XLA copies it.
             passing, seen = self._cut(k, buffer)
             if passing or seen or self._is_read_back(eqn):
@@ -72,7 +77,7 @@ class _Fences:
                 self.emitted += before
         self.emitted.append(now)
         self._note_reads(eqn)
-        for buffer in mine:
+        for buffer in buffers:
             del self.read[buffer]
 
     def _note_reads(self, eqn: Eqn) -> None:
@@ -96,30 +101,31 @@ class _Fences:
                     self.read[buffer].append(v)
 
     def _cut(self, k: int, buffer: Atom) -> tuple[list[Atom], list[Atom]]:
-        """The values read from a buffer that its update must wait for.
+        """The values read from a buffer that its update must wait for: `(passing, seen)`.
 
-        First the values that are needed afterwards and would be repeated, then those that only have
-        to be computed before. There are none if only the update itself uses such values.
+        Those that are `passing` the fence are used after the update, and XLA would compute them
+        again. Those that the fence has `seen` are large and computed once: they only have to be
+        computed before the update. There are none if only the update itself uses such values.
         """
         cut = [v for v in self.read[buffer] if v in self.returned or self._last_use(v) >= k]
-        if all(self._is_for(v, k) for v in cut):
-            return [], []
+        if all(self._is_dead_after(v, k) for v in cut):
+            return [], []  # Also below, but for `_ancestors`, which take time.
         once = [v for v in cut if self._is_computed_once(v)]
         if once:
             needed = self._ancestors(k)
             once = [v for v in once if self.made_by[v] not in needed]
             cut = [v for v in cut if not self._is_computed_once(v) or v in once]
-            if all(self._is_for(v, k) for v in cut):
+            if all(self._is_dead_after(v, k) for v in cut):
                 return [], []
         seen = [v for v in once if not is_small(v, buffer)]
         return [v for v in cut if v not in seen], seen
 
-    def _is_for(self, v: Atom, k: int) -> bool:
+    def _is_dead_after(self, v: Atom, k: int) -> bool:
         """Whether nothing after equation `k` uses a value."""
         return v not in self.returned and self._last_use(v) <= k
 
     def _last_use(self, v: Atom) -> int:
-        return self.taken_by[v][-1] if v in self.taken_by else -1
+        return self.users[v][-1] if v in self.users else -1
 
     def _ancestors(self, k: int) -> set[int]:
         """The equations that an equation depends on."""
@@ -142,7 +148,7 @@ class _Fences:
         [out] = eqn.outvars
         return any(
             self.update_of.get(out) != j and not has_jaxprs(self.eqns[j])
-            for j in self.taken_by.get(out, ())
+            for j in self.users.get(out, ())
         )
 
     def _is_computed_once(self, v: Atom) -> bool:

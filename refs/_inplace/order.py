@@ -1,10 +1,11 @@
 """Stage 4: an order in which the readers of a buffer come before its update.
 
 For each buffer the last of its updates is the one that can be in place: from then on the old value
-must be dead. So the buffer's readers are put before it. The users of a small value that was read
-are put after it, so that a fence (see `fences`) can stand between: XLA computes cheap reads again
-wherever their value is used. Each such constraint becomes an edge, like an operand. An edge that
-would close a cycle is dropped: that is a true second use of the old value, and XLA copies.
+must be dead. So the buffer's readers are put before the update. The users of a small value that was
+read are put after the update, so that a fence (see `fences`) can stand between: XLA computes cheap
+reads again wherever their value is used. Each such constraint becomes an edge, like an operand. An
+edge that would close a cycle is dropped: that is a true second use of the old value, which XLA
+copies.
 
 Equations otherwise keep the order of the program.
 """
@@ -43,7 +44,7 @@ class _Schedule:
     """Equations by their numbers in the body, and the order in which they are to run.
 
     Attributes:
-      takers: the equations that take each variable.
+      users: the equations that take each variable.
       updates: each buffer, and its last update.
       before: for each equation those that must come before it: operands, effects, and edges.
       order: the equations, in an order that `before` allows.
@@ -52,7 +53,7 @@ class _Schedule:
 
     def __init__(self, body: Body):
         self.eqns = body.eqns
-        self.takers = body.consumers()
+        self.users = body.consumers()
         self.updates = last_updates(body)
         self.before = needs(body)
         self.order: list[int] = []
@@ -79,12 +80,12 @@ class _Schedule:
     def put_readers_first(self, buffer: Atom, update: int) -> None:
         """Puts the equations that take a buffer before its update.
 
-        XLA doesn't keep a large value that is made of the buffer, so its takers come first too.
+        XLA doesn't keep a large value that is made of the buffer, so its users come first too.
         """
         values = [buffer]
         seen = {update}
         for v in values:  # It grows.
-            for k in self.takers.get(v, ()):
+            for k in self.users.get(v, ()):
                 if k not in seen and len(seen) <= FARTHEST:
                     seen.add(k)
                     if self._put_first(k, update) and not is_computed_once(self.eqns[k]):
@@ -97,7 +98,7 @@ class _Schedule:
         result again, and repeat the read for that.
         """
         first = last = self.place[update]
-        readers = [k for k in self.takers[buffer] if self.place[k] < last]
+        readers = [k for k in self.users[buffer] if self.place[k] < last]
         if not readers:
             return
         needed, lowest = self._needed(update, min(self.place[k] for k in readers))
@@ -106,7 +107,7 @@ class _Schedule:
             once = is_computed_once(self.eqns[k])
             for v in self.eqns[k].outvars:
                 is_kept = is_small(v, buffer)
-                for user in self.takers.get(v, ()):
+                for user in self.users.get(v, ()):
                     if user in seen or self.place[user] > last:
                         continue
                     seen.add(user)
@@ -140,10 +141,10 @@ class _Schedule:
         self.order[first : last + 1] = [*moved, k, *rest]
         self._number(first, last + 1)
 
-    def _needed(self, k: int, lowest: int = 0) -> tuple[set[int], int]:
-        """The equations that an equation needs, at the place `lowest` or later, and that place.
+    def _needed(self, k: int, lowest: int) -> tuple[set[int], int]:
+        """The equations that equation `k` needs, if they stand at a place or later; and the place.
 
-        If they are too many: the nearest of them, and the place from which on they are all.
+        The place is `lowest`, or, if more than FARTHEST stand there, one nearer to `k`.
         """
         found: set[int] = set()
         nearest = [-self.place[k]]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
+import jaxlib
 from jax._src import ad_util, custom_batching
 from jax._src import linear_util as lu
 
@@ -18,9 +19,9 @@ from refs._jax.primitives import custom_jvp_call_p, custom_vjp_call_p
 from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, Sharding, Value
 
 __all__ = [
-    "JitParams", "can_accumulate_gradients", "define_backward", "forward_rule", "has_rules", "instantiate",
-    "is_custom_vjp", "is_symbolic_zero", "is_unspecified", "jit_params", "jvp_rule", "scan_params",
-    "vjp_rule", "vmap_rule", "with_rules",
+    "JitParams", "can_accumulate_gradients", "define_backward", "forward_rule", "has_rules",
+    "instantiate", "is_custom_vjp", "is_symbolic_zero", "is_unspecified", "jit_params", "jvp_rule",
+    "scan_params", "vjp_rule", "vmap_rule", "with_rules", "xla_copies_less",
 ]  # fmt: skip
 
 
@@ -264,6 +265,9 @@ def vmap_rule(params: dict[str, Any]) -> Callable[..., tuple[list[Value], list[b
 
 # The oldest JAX's backward pass can't accumulate into a ref where a slice was read.
 can_accumulate_gradients = jax.__version_info__ >= (0, 12)
+
+# From this version on XLA expands `optimization_barrier` after fusion, and copies less in branches.
+xla_copies_less = jaxlib.version.__version_info__ >= (0, 11, 2)
 
 
 def is_symbolic_zero(x: Value) -> bool:

@@ -73,16 +73,18 @@ _known = WeakMemo()  # a function's programs, by keywords
 class Programs:
     """The compiled programs of a function over refs, one for each kind of arguments.
 
-    `fun()` is the function, which the callers of methods keep alive.
+    `fun()` gives the user's function, or None when that is gone: callers of methods keep it alive.
     """
 
     def __init__(self, fun: GetFun, static: Choice, donate: Choice, options: Options):
         self._get_fun, self._static, self._donate, self._options = fun, static, donate, options
         self.has_static = bool(static.nums or static.names)
         self._entries: dict[tuple[Any, ...], list[Any]] = {}  # each item an `Entry` or a `Plain`
-        # For calls in a trace, of a function that touches refs.
+        # For calls in another trace, of a function that touches refs and takes none: JAX's jit of
+        # the function as it is, since the other trace is to see each access.
         self._inner: dict[tuple[Any, ...], Plain] = {}
-        # By structure and types of arrays only; None where several entries have these.
+        # By the structure and the arrays' types only, without a look at the refs; None where
+        # several entries have these.
         self._quick: dict[tuple[Any, ...], Entry | Plain | None] = {}
         self.forget: Callable[[], None] = lambda: None  # drops the form that the dispatcher holds
         # For a method: its compiled functions for instances that are no pytrees, by identity.
@@ -100,7 +102,9 @@ class Programs:
         """Traces and discharges the function for arguments like these."""
         if (bound := self.of_instance(args)) is not None:
             return bound.trace(*args[1:], **kwargs)  # type: ignore[attr-defined]
-        entry, flat = self._prepare(args, kwargs, runs=False)
+        static, rest_args, rest_kwargs = self.take_static(args, kwargs)
+        call = Call.of(rest_args, rest_kwargs, False)
+        entry, flat = self._entry(static, call), call.flat
         if _jax.is_jit_disabled() and not entry.is_plain:
             raise RefStateError(
                 f"trace of `{entry.name}` under `jax.disable_jit`, where a function is run as it "
@@ -232,13 +236,6 @@ class Programs:
 
     # -- the programs ---------------------------------------------------------------------------
 
-    def _prepare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool
-    ) -> tuple[Any, list[Any]]:
-        static, args, kwargs = self.take_static(args, kwargs)
-        call = Call.of(args, kwargs, runs)
-        return self._entry(static, call), call.flat
-
     def _entry(self, static: Static | None, call: Call) -> Any:
         """The entry for these arguments, made at the first call with arguments like them."""
         key = self._key(static, call)
@@ -262,8 +259,9 @@ class Programs:
         first = self._fitting(key, call)
         if first is not made:
             entries.remove(made)
-        for entry in self._all():
-            entry.is_alone = len(self._all()) == 1
+        known = self._all()
+        for entry in known:
+            entry.is_alone = len(known) == 1
         return first
 
     def _made(self, static: Static | None, call: Call) -> Entry | Plain:
@@ -329,7 +327,7 @@ class Programs:
 class _Methods(dict[str, Any]):
     """The attributes of a compiled function, hidden from `functools.wraps`, which copies them.
 
-    `jax.jit` uses it: its `trace` would then be ours.
+    `jax.jit(f)` calls it: our `f.trace` would stand in the place of JAX's.
     """
 
     def keys(self) -> Any:

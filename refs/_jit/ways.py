@@ -1,7 +1,14 @@
 """How a compiled form is called: quickly, or carefully where a value could be lost.
 
 Each of these functions exchanges the refs' buffers for the program's outputs
-(`refs._buffers.exchange`).
+(`refs._buffers.exchange`). An entry has two: `call` for the dispatcher, which has only compared the
+structure of the arguments, and `run` once the arguments are known to fit.
+
+| | `entry.call` | `entry.run` |
+|---|---|---|
+| at first, and after a failure | `_unknown`: look the entry up | `_first` or `_careful` |
+| when it has run, if it can't fail | `_over_one` or `_over_several` | the same |
+| when it has run, if it can | `_careful_if_known` | `_careful` |
 """
 
 from __future__ import annotations
@@ -43,6 +50,7 @@ def prepare(entry: Entry) -> None:
 
 
 def _unknown(entry: Entry, flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Lets the dispatcher look for the entry with all that it must fit, and then `run` it."""
     raise RefsDiffer
 
 
@@ -165,7 +173,7 @@ def carefully(
     # Whether all old values still exist when the program has run.
     keeps_olds = is_debugging or len(copied) == len(written)
     run = compiled or (executable.compiled_undonated if is_debugging else executable.compiled)
-    failed: list[str] = []  # not the error: that would be in a cycle, which holds the refs
+    failed: list[str] = []  # not the errors: their tracebacks hold this frame, and so the refs
 
     def call(held: list[Buffer], read_buffers: list[Buffer]) -> tuple[list[Buffer], Any]:
         if any(x.is_deleted() for x in (*held, *read_buffers)):
@@ -204,7 +212,7 @@ def carefully(
             failed.append(repr(failure.error if failure else error))
             if failure is None:
                 raise
-            # A ref without a copy was given to the callback that failed; and so all refs are ours.
+            # A ref without a copy was given to the callback that failed. Only refs of ours can be.
             lost = {} if is_debugging else failure.held  # Nothing is lost where nothing is donated.
             saved = [k for k in lost if k not in copied]
             for k in saved:

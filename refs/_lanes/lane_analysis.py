@@ -26,6 +26,7 @@ from refs._tracing.touch_analysis import Touch, touches_of, used
 from refs._types import Atom, ClosedJaxpr, Eqn
 from refs.errors import RefValueError
 
+# All that lanes may do to a shared ref one after the other, and not at once.
 _ORDERED = Touch.READ | Touch.WRITE
 
 
@@ -125,7 +126,7 @@ class LaneAnalysis:
             return self._while(eqn, refs, diverged, args)
         if primitive is _jax.scan_p:
             return self._scan(eqn, refs, diverged, args)
-        if primitive is lax.optimization_barrier_p:  # The newest JAX returns no refs.
+        if primitive is lax.optimization_barrier_p:  # JAX 0.12 returns no refs.
             is_returned = len(eqn.outvars) == len(args)
             return [a for a in args if is_returned or not isinstance(a, Contents)]
         if facts_of(primitive).runs_once:

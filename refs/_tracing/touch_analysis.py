@@ -251,8 +251,8 @@ def _accumulations(jaxpr: Jaxpr, uses: Counter[Any], names: Names) -> dict[int, 
     reads: dict[Any, _Read] = {}  # by variable: values that a get has read, perhaps updated since
     found: dict[int, Touch] = {}
 
-    def forget(ref: RefLike) -> None:
-        for value in [v for v, read in reads.items() if names.var(read.get.invars[0]) == ref]:
+    def forget(name: Any) -> None:  # a ref's, as in `names`
+        for value in [v for v, read in reads.items() if names.var(read.get.invars[0]) == name]:
             del reads[value]
 
     for eqn in jaxpr.eqns:

@@ -134,8 +134,8 @@ def vmap(
                 t = Transaction.of(
                     lane_fun, refs, axes.leaf_types, given.rebuild, axes.ref_types, env
                 )
-            is_ours = _may_touch_refs(t.traced.jaxpr)
-            by_jax.note(fun, not (is_ours or call.refs or can_fail(t.traced.jaxpr)))
+            may_touch_refs = _may_touch_refs(t.traced.jaxpr)
+            by_jax.note(fun, not (may_touch_refs or call.refs or can_fail(t.traced.jaxpr)))
             axis_of = {s: axes.of_slot(s, refs) for s in t.touch_of}
             analysis = _analyse(t, axis_of, axes, axis_name)
             sums = {
@@ -145,9 +145,10 @@ def vmap(
             }
             written = [s for s in t.written if s not in sums]
 
-            # `lane` is a scalar of `axes.flags`; the others are one lane's values.
+            # `flag` is a scalar of `axes.flags`; the others are one lane's values, without the axis
+            # of the lanes.
             def lane(
-                lane: Value,
+                flag: Value,
                 state: Sequence[Value],
                 constants: Sequence[Value],
                 leaves: Sequence[Value],
@@ -156,7 +157,7 @@ def vmap(
                 for (slot, method), ref in zip(sums.items(), t.refs([*sums], refs), strict=True):
                     cells[slot] = Accumulator(ref, slot.origin, method)
                 t.aim(cells, [s for s, axis in axis_of.items() if axis is None], refs)
-                lanes = Lanes(analysis, lane) if is_ours else None
+                lanes = Lanes(analysis, flag) if may_touch_refs else None
                 _, (arrays, made) = t.run_cells(cells, leaves, Context(lanes=lanes, held=t.held))
                 return [cells[s].read() for s in written], arrays, made
 
@@ -168,16 +169,16 @@ def vmap(
                 **{**options, "axis_size": axes.size},
             )
             state, arrays, made = batched(
-                axes.flags if is_ours else None,
+                axes.flags if may_touch_refs else None,
                 t.values(written, refs),
                 t.values(t.read, refs),
                 leaves,
             )
-            # Without lanes nothing is written, though a value that all lanes share is computed.
+            # With zero lanes nothing is written, though a value that all lanes share is computed.
             kept = [s for s in written if axes.size or axis_of[s] is not None]
             t.commit(kept, refs, [x for s, x in zip(written, state, strict=True) if s in kept])
             result = t.result(arrays, made, refs)
-            if is_ours and (maps_itself := _found(result, _jax.has_its_own_axes)):
+            if may_touch_refs and (maps_itself := _found(result, _jax.has_its_own_axes)):
                 raise _maps_itself(maps_itself[0])
             return result
 

@@ -9,7 +9,7 @@ import jax
 import jaxlib
 
 from refs import _jax
-from refs._inplace import COPIES_LESS, SMALLEST
+from refs._inplace import SMALLEST
 from refs._jit.jit import jit
 from refs._jit.stages import Lowered
 from refs.errors import RefValueError
@@ -96,7 +96,7 @@ def assert_in_place(fun: Callable[..., Any], *args: Any, loops_only: bool = Fals
             f"{_name(fun)} is not in place: {'; '.join(wrong)}. A value that is used again after "
             "it has been overwritten has to be copied: use it before, or read the ref again"
         )
-        if not COPIES_LESS:
+        if not _jax.xla_copies_less:
             error.add_note(
                 f"If that isn't it, jaxlib {jaxlib.__version__} is: it copies what a branch reads "
                 "after it has written it, and where large parts are read. Upgrade to 0.11.2 or "

@@ -25,6 +25,6 @@ def discharge_optimization_barrier(ctx: Context, eqn: Eqn, args: Sequence[Value]
             out[k] = x
         elif args[k].sealed is None:
             args[k].write(x)
-    # On the newest JAX a barrier returns no refs.
+    # On JAX 0.12 a barrier returns no refs.
     is_returned = len(eqn.outvars) == len(args)
     return [x for x in out if is_returned or not isinstance(x, Cell)]
