@@ -1,0 +1,40 @@
+"""Kernels of operations outside of jit: a new index of the same kind compiles nothing."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import refs
+
+
+@pytest.fixture
+def compiled(caplog):
+    """The number of programs compiled since the last call."""
+    with caplog.at_level(logging.WARNING), jax.log_compiles():
+
+        def count():
+            n = sum("Finished XLA compilation" in record.getMessage() for record in caplog.records)
+            caplog.clear()
+            return n
+
+        yield count
+
+
+OPERATIONS = {
+    "read": lambda r, k: r[k],
+    "write": lambda r, k: r.__setitem__(k, 1.0),
+    "read a part": lambda r, k: r[k : k + 3],
+    "add to a part": lambda r, k: r.at[k : k + 3].add(1.0),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_index_of_any_size(compiled, name):
+    r = refs.new_ref(jnp.zeros(5003 + len(name)))
+    OPERATIONS[name](r, 1)
+    assert compiled() > 0
+    for k in (2, 4095, 4096, 5000):
+        OPERATIONS[name](r, k)
+    assert compiled() == 0
