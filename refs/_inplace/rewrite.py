@@ -1,4 +1,14 @@
-"""The pass: it turns a pure jaxpr into one that XLA runs in place."""
+"""The pass: it turns a pure jaxpr into one that XLA runs in place.
+
+Its stages, each in a file of its own, from the innermost jaxpr outwards but for the first:
+
+0. `flatten`: calls are inlined where there is something to order in them.
+1. `accumulate`: what is added to zeros and then to a buffer is added to the buffer.
+2. `branches`, on CPUs: a conditional for each buffer that branches update.
+3. `gathers`, on CPUs: gathers of a few rows become slices.
+4. `order`: the readers of a buffer come before its update.
+5. `fences`: what XLA would read again after the update passes through a fence.
+"""
 
 from __future__ import annotations
 
