@@ -6,4 +6,7 @@ python -m pytest -p tests.explicit_mesh
 import jax
 from jax.sharding import AxisType
 
-jax.set_mesh(jax.make_mesh((jax.device_count(),), ("x",), (AxisType.Explicit,)))
+
+def pytest_configure():
+    # Here and not when it is imported: pytest imports each file that it searches for examples.
+    jax.set_mesh(jax.make_mesh((jax.device_count(),), ("x",), (AxisType.Explicit,)))

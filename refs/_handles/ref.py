@@ -204,14 +204,15 @@ class Ref(_Fields):
         )
 
     def __reduce__(self) -> Any:
-        return _unpickled, (np.array(self[...]), self.name)
+        value = self[...]
+        return _unpickled, (value if _jax.is_key(self.dtype) else np.array(value), self.name)
 
 
 for _name, _operator in (members.OPERATORS | members.CONVERSIONS).items():
     setattr(Ref, f"__{_name}__", _operator)
 
 
-def _unpickled(value: np.ndarray, name: str | None) -> Ref:
+def _unpickled(value: np.ndarray | jax.Array, name: str | None) -> Ref:
     with jax.enable_x64(True):  # 64-bit dtypes stay.
         return new_ref(value, name=name)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +70,16 @@ class ViewMaker:
 
     def __getitem__(self, idx: Indexer) -> RefView:
         return RefView(self._ref, (*self._path, as_tuple(idx)))
+
+    if not TYPE_CHECKING:  # Type checkers would take any attribute for one that exists.
+
+        def __getattr__(self, name: str) -> Any:
+            if name in RefView.__dict__ and not name.startswith("_"):
+                raise AttributeError(
+                    f"`at` of {access.describe(self._ref)} has no attribute {name!r} before it is "
+                    f"indexed: write `ref.at[...].{name}` for the whole of it"
+                )
+            raise AttributeError(f"`at` has no attribute {name!r}: index it, `ref.at[...]`")
 
 
 @jax.tree_util.register_pytree_node_class

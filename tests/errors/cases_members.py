@@ -152,3 +152,17 @@ def missing_attribute(r, i):
 )
 def missing_attribute_traced(r, i):
     refs.jit(lambda r: r.mean())(r)
+
+
+@raises(
+    AttributeError,
+    "`at` of ref `r` (created at FILE:N) has no attribute 'add' before it is indexed: write "
+    "`ref.at[...].add` for the whole of it",
+)
+def update_without_an_index(r, i):
+    r.at.add(1)
+
+
+@raises(AttributeError, "`at` has no attribute 'sum': index it, `ref.at[...]`")
+def sum_without_an_index(r, i):
+    r.at.sum()

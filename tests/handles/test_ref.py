@@ -212,6 +212,16 @@ def test_pickle_keeps_dtypes(dtype):
     assert pickle.loads(pickle.dumps(ref)).dtype == ref.dtype
 
 
+def test_pickle_keeps_keys():
+    keys = jax.random.split(jax.random.key(3))
+    ref = refs.new_ref(keys, name="keys")
+    again = pickle.loads(pickle.dumps(ref))
+    assert (again.dtype, again.name) == (keys.dtype, "keys")
+    again[0] = keys[1]
+    assert (jax.random.key_data(again[...]) == jax.random.key_data(keys[jnp.array([1, 1])])).all()
+    assert (jax.random.key_data(ref[...]) == jax.random.key_data(keys)).all()
+
+
 # --- Reading and writing keep the buffer ---
 
 
