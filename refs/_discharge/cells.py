@@ -54,6 +54,11 @@ class Cell:
         self.changes = False
         self.number: int | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing needs the ref's value, which isn't known then."""
+        return self._value is None
+
     def describe(self) -> str:
         return self.origin.describe()
 

@@ -228,7 +228,10 @@ class Scope:
                 self.portable = False
             kinds[id(cell)] = (cell, kinds.get(id(cell), (cell, Touch.NONE))[1] | kind)
         self._held = {key for key, (_, kind) in kinds.items() if kind == Touch.HELD}
-        kinds = {key: (c, kind.settled(ctx.held)) for key, (c, kind) in kinds.items()}
+        kinds = {
+            key: (c, kind.settled(Touch.NONE if root(c).is_idle else ctx.held))
+            for key, (c, kind) in kinds.items()
+        }
         self.written = [c for c, kind in kinds.values() if kind.changes]
         self.read = [c for c, kind in kinds.values() if kind == Touch.READ]
         self._idle = [c for c, kind in kinds.values() if kind == Touch.NONE]

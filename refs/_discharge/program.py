@@ -49,9 +49,11 @@ class Program(NamedTuple):
         return Program(jaxpr, refs, const_refs, position, is_differentiated)
 
     def touches(
-        self, same: dict[int, int], held: Touch = Touch.NONE
+        self, same: dict[int, int], held: Touch = Touch.NONE, held_outside: Touch = Touch.NONE
     ) -> tuple[list[Touch], list[Touch]]:
-        """How the program touches each of `refs`, and each input; if it only holds one, `held`.
+        """How the program touches each of `refs`, and each input.
+
+        If it only holds one, that is `held_outside` for one of `refs`, and `held` for an input.
 
         `same` maps the position of an input to that of the same ref in `refs`: a touch of one is a
         touch of both.
@@ -73,7 +75,7 @@ class Program(NamedTuple):
         inputs = list(found.inputs)
         for i, k in same.items():
             inputs[i] = refs[k] = inputs[i] | refs[k]
-        return [t.settled(held) for t in refs], [t.settled(held) for t in inputs]
+        return [t.settled(held_outside) for t in refs], [t.settled(held) for t in inputs]
 
     def by_identity(self, items: Sequence[Any]) -> dict[int, Any]:
         """`items`, one for each of `refs`, by the id of each of the ref's names."""
@@ -114,7 +116,7 @@ def run_in_lanes(
     Its inputs are arrays, all of which may vary from lane to lane. `refs` and `arrays` replace its
     constants.
     """
-    touches, _ = program.touches({}, Touch.READ)
+    touches, _ = program.touches({}, held_outside=Touch.READ)
     origins = [origin_of(_jax.typeof(ref)) for ref in refs]
     contents = [Contents(o, False, touch) for o, touch in zip(origins, touches, strict=True)]
     analysis = lanes.analysis.again()

@@ -79,11 +79,14 @@ class Transaction:
         is_differentiated: bool = False,
     ):
         self.traced, self.held = traced, held
+        # A derivative in a lane: the rules get the value of a ref that is a variable, for its
+        # cotangent. They may accumulate into any other, which lanes share, if its value isn't read.
+        held_outside = Touch.NONE if is_differentiated and held == Touch.READ else held
         self.program = Program.of(traced.jaxpr, is_differentiated)
         self.links = links_of(arguments, self.program.refs)
         self._n_arguments = len(arguments)
         same = {i: k for i, k in enumerate(self.links) if k is not None}
-        of_outers, of_inputs = self.program.touches(same, held)
+        of_outers, of_inputs = self.program.touches(same, held, held_outside)
         slots = [
             (Slot(i, self.links[i], origin_of(in_aval)), of_inputs[i])
             for i, in_aval in enumerate(traced.jaxpr.in_avals[: len(arguments)])

@@ -89,3 +89,72 @@ def test_each_lane_has_its_residual(jit):
     xs = jnp.array([1.0, 2.0, 3.0])
     same(jit(refs.vmap(refs.grad(twice, 1)))(rows, xs), np.cos(np.sin(xs)) * np.cos(xs), rtol=1e-6)
     same(rows[...], np.cos(np.sin(xs)), rtol=1e-6)
+
+
+# --- Into a ref that all lanes share, which the function takes as an argument ---------------------
+
+
+@jax.custom_vjp
+def tap(r, x):
+    return x
+
+
+def tap_backward(r, g):
+    r.at[...].add(g)
+    return None, g
+
+
+tap.defvjp(lambda r, x: (x, r), tap_backward)
+TAPS = {
+    "vmap of grad": lambda f: refs.vmap(refs.grad(f)),
+    "vmap of jit of grad": lambda f: refs.vmap(refs.jit(refs.grad(f))),
+    "vmap of vjp": lambda f: refs.vmap(lambda x: refs.vjp(f, x)[1](1.0)[0]),
+    "grad of vmap": lambda f: refs.grad(lambda xs: refs.vmap(f)(xs).sum()),
+    "vmap of grad of scan": lambda f: refs.vmap(refs.grad(in_one_step(f))),
+    "vmap of grad of checkpoint": lambda f: refs.vmap(refs.grad(refs.checkpoint(f))),
+    "vmap of grad of cond": lambda f: refs.vmap(refs.grad(lambda x: refs.cond(x > 0, f, f, x))),
+    "in a loop": lambda f: (
+        lambda xs: refs.scan(lambda _, xs: (None, refs.vmap(refs.grad(f))(xs)), None, xs[None])[1][
+            0
+        ]
+    ),
+}
+
+
+def in_one_step(f):
+    return lambda x: lax.scan(lambda x, _: (f(x), None), x, None, length=1)[0]
+
+
+@pytest.mark.parametrize("way", TAPS)
+def test_lanes_accumulate(way, jit):
+    total = refs.new_ref(jnp.float32(1), name="total")
+    xs = jnp.array([0.5, 2.0])
+    gradient = jit(TAPS[way](lambda x: tap(total, x) ** 2))
+    for n in (1, 2):
+        same(gradient(xs), 2 * xs)
+        same(total[...], 1 + n * 2 * xs.sum())
+
+
+def test_lanes_accumulate_at_indices(jit):
+    @jax.custom_vjp
+    def tap_at(r, k, x):
+        return x
+
+    def backward(saved, g):
+        r, k = saved
+        r[k] += g
+        return None, None, g
+
+    tap_at.defvjp(lambda r, k, x: (x, (r, k)), backward)
+    bins = refs.new_ref(jnp.zeros(3))
+    lanes = refs.vmap(lambda k, x: refs.grad(lambda x: tap_at(bins, k, x) ** 2)(x))
+    jit(lanes)(jnp.array([0, 2, 0]), jnp.array([1.0, 2.0, 3.0]))
+    same(bins[...], [8, 0, 4])
+
+
+def test_lanes_of_a_rule_that_also_reads(jit):
+    """The forward rule reads what the function doesn't, so lanes may not write it."""
+    r = refs.new_ref(jnp.float32(3), name="r")
+    f = jax.custom_vjp(lambda r, x: x)
+    f.defvjp(lambda r, x: (x, r[...]), lambda scale, g: (None, scale * g))
+    same(jit(refs.vmap(refs.grad(lambda x: f(r, x) ** 2)))(jnp.array([1.0, 2.0])), [6, 12])
