@@ -324,15 +324,9 @@ class InnerScope:
         values = constants[: len(scope.read)]
         read = [inner(c, v, only_read) for c, v in zip(scope.read, values, strict=True)]
         idle = [inner(c, None) for c in scope._idle]
-        inner_of = {
-            id(outer): inner
-            for outers, inners in (
-                (scope.written, self._written),
-                (scope.read, read),
-                (scope._idle, idle),
-            )
-            for outer, inner in zip(outers, inners, strict=True)
-        }
+        outers = (*scope.written, *scope.read, *scope._idle)
+        inners = (*self._written, *read, *idle)
+        inner_of = {id(o): i for o, i in zip(outers, inners, strict=True)}
         counterparts = _Counterparts(inner_of, sum_of, is_silent)
         self.cell = counterparts.cell
         self.ctx = Context(ctx, scope.bindings, counterparts.find)
