@@ -103,14 +103,14 @@ class Programs:
         if (bound := self.of_instance(args)) is not None:
             return bound.trace(*args[1:], **kwargs)  # type: ignore[attr-defined]
         static, rest_args, rest_kwargs = self.take_static(args, kwargs)
-        call = Call.of(rest_args, rest_kwargs, False)
-        entry, flat = self._entry(static, call), call.flat
+        call = Call.of(rest_args, rest_kwargs, runs=False)
+        entry = self._entry(static, call)
         if _jax.is_jit_disabled() and not entry.is_plain:
             raise RefStateError(
                 f"trace of `{entry.name}` under `jax.disable_jit`, where a function is run as it "
                 "is: trace, lower or compile it outside"
             )
-        traced = entry.trace(args, kwargs) if entry.is_plain else entry.trace(flat)
+        traced = entry.trace(args, kwargs) if entry.is_plain else entry.trace(call.flat)
         return Traced(entry, traced, self._known)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:

@@ -153,7 +153,7 @@ def test_lanes_accumulate_at_indices(jit):
 
 
 def test_lanes_of_a_rule_that_also_reads(jit):
-    """The forward rule reads what the function doesn't, so lanes may not write it."""
+    """The forward rule reads a ref that the function only takes: it gets the value."""
     r = refs.new_ref(jnp.float32(3), name="r")
     f = jax.custom_vjp(lambda r, x: x)
     f.defvjp(lambda r, x: (x, r[...]), lambda scale, g: (None, scale * g))
