@@ -64,8 +64,9 @@ __all__ = [
     "new_ref", "passed_on", "refuse_placement", "register_batching", "register_call_batching",
     "register_call_lowering", "register_call_to_lojax", "register_handle", "register_lowering",
     "register_ref_type", "register_type_of", "retype", "set_native_buffer", "shaped_abstractify",
-    "trace_context", "trace_of", "trace_state", "type_in_jit", "typeof", "unwrap_keys", "var_of",
-    "varying_axes", "varying_like", "without_constants", "wrap_keys", "zeros_like_aval",
+    "source_line", "trace_context", "trace_of", "trace_state", "type_in_jit", "typeof",
+    "unwrap_keys", "var_of", "varying_axes", "varying_like", "without_constants", "wrap_keys",
+    "zeros_like_aval",
 ]  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------
@@ -85,6 +86,7 @@ can_pin = "pin" in inspect.signature(new_ref).parameters
 freeze = core.freeze
 free_ref = core.free_ref
 fun_name = util.fun_name
+source_line = api_util.fun_sourceinfo
 
 
 def at_top_level() -> bool:

@@ -18,7 +18,7 @@ from refs._tracing.facts import can_fail
 from refs._tracing.trace import Call, adopt, result_of
 from refs._transactions.signature import Static, dtype_of, shape_of
 from refs._transactions.transaction import Transaction
-from refs._types import PyTree, PyTreeDef, RefLike
+from refs._types import Aval, PyTree, PyTreeDef, RefLike
 
 
 class Entry:
@@ -139,17 +139,18 @@ class Entry:
         return result_of(t.traced.out_tree, t.traced.out_leaves, arrays, arguments, made)
 
     @property
-    def args_info(self) -> PyTree:
-        """The arguments' types, and whether they are donated."""
+    def argument_types(self) -> list[Aval]:
+        """The type of each leaf of the arguments."""
         avals = self.transaction.traced.jaxpr.in_avals
         rest = iter(avals[len(self.arguments.ref_leaves) :])
-        infos = [
-            jax.stages.ArgInfo(
-                next(rest) if number is None else avals[number], k in self.arguments.donated
-            )
-            for k, number in enumerate(self.arguments.ref_places)
-        ]
-        return self.in_tree.unflatten(infos)
+        return [next(rest) if n is None else avals[n] for n in self.arguments.ref_places]
+
+    @property
+    def args_info(self) -> PyTree:
+        """The arguments' types, and whether they are donated."""
+        donated = self.arguments.donated
+        types = enumerate(self.argument_types)
+        return self.in_tree.unflatten(jax.stages.ArgInfo(t, k in donated) for k, t in types)
 
     @property
     def out_info(self) -> PyTree:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
+from refs import _jax
 from refs._jit.ways import carefully
 from refs._origin import UNKNOWN
+from refs._types import Aval
 from refs.errors import RefTypeError
 
 _Known = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, list[Any]]"]
@@ -102,6 +106,23 @@ class Compiled(_Stage):
             raise RefTypeError(
                 "a compiled function was called with arguments of other types, or other aliases "
                 "among its refs, than it was compiled for, or with static ones, which it has "
-                "already"
+                f"already{self._differences(args, kwargs)}"
             )
         return carefully(entry, flat, self._of_jax)
+
+    def _differences(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """The arguments of other types, each in a line of its own."""
+        given, tree = jax.tree.flatten_with_path((args, kwargs))
+        if tree != self.in_tree:
+            return ""
+        lines = [":"]
+        for (path, x), aval in zip(given, self._entry.argument_types, strict=True):
+            was, found = _described(aval), _described(_jax.typeof(x))
+            if found != was:
+                name = ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
+                lines.append(f"Argument {name} compiled with {was} and called with {found}")
+        return "\n".join(lines) if len(lines) > 1 else ""
+
+
+def _described(aval: Aval) -> str:
+    return f"Ref{{{aval.inner_aval}}}" if _jax.is_ref_type(aval) else str(aval)

@@ -153,7 +153,7 @@ def trace(
     def flat(refs: Sequence[RefLike], leaves: Sequence[Value]) -> tuple[list[Value], list[Value]]:
         args, kwargs = rebuild(refs, leaves)
         _jax.name_arguments(fun, args, kwargs, [*refs, *leaves])
-        result, out_tree = jax.tree.flatten(fun(*args, **kwargs))
+        result, out_tree = flatten_result(fun, fun(*args, **kwargs))
         arrays, markers, new = strip_refs(result, refs)
         out[:] = [out_tree, markers]
         return arrays, new
@@ -201,6 +201,26 @@ class _Structure:
 
     def __init__(self, tree: PyTreeDef, known: dict[int, Any]):
         self.tree, self.known = tree, known
+
+
+def flatten_result(fun: Callable[..., Any], result: PyTree) -> tuple[list[Value], PyTreeDef]:
+    """The leaves and the structure of what `fun` has returned.
+
+    Raises:
+      TypeError: if JAX can't trace a leaf. JAX's own error would name a wrapper's results.
+    """
+    leaves, tree = jax.tree.flatten(result)
+    for k, x in enumerate(leaves):
+        try:
+            _jax.typeof(x)
+        except TypeError:
+            path, _ = jax.tree.leaves_with_path(result)[k]
+            where = f" at output component {jax.tree_util.keystr(path)}" if path else ""
+            raise TypeError(
+                f"function {_jax.source_line(fun)} returned a value of type {type(x)}{where}, "
+                "which is not a valid JAX type"
+            ) from None
+    return leaves, tree
 
 
 def strip_refs(

@@ -14,7 +14,7 @@ import jax
 from refs import _jax
 from refs._handles.predicates import is_ref
 from refs._handles.ref import new_ref
-from refs._tracing.trace import Call, result_of, strip_refs
+from refs._tracing.trace import Call, flatten_result, result_of, strip_refs
 from refs._transactions.signature import Static, shardings_of_arguments, shardings_of_result
 from refs._types import PyTree, Sharding, Value
 
@@ -34,7 +34,7 @@ def call_over_arrays(
     def inner(leaves: list[Value]) -> tuple[list[Value], list[Value]]:
         args, kwargs = static.restore(*call.rebuild(call.refs, leaves))
         _jax.name_arguments(fun, args, kwargs, leaves)
-        result, out_tree = jax.tree.flatten(fun(*args, **kwargs))
+        result, out_tree = flatten_result(fun, fun(*args, **kwargs))
         arrays, markers, new = strip_refs(result, call.refs)
         out[:] = [out_tree, markers]
         return arrays, new

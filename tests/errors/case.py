@@ -1,4 +1,4 @@
-"""A program that must raise, and what. The programs are in `error_cases_*.py`."""
+"""A program that must raise, and what. The programs are in `cases_*.py`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

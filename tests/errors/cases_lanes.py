@@ -364,3 +364,15 @@ def scan_over_a_scalar(r, i):
 )
 def operands_by_position_and_by_keyword(r, i):
     refs.cond(True, lambda x: x, lambda x: x, r, operand=r)
+
+
+@raises(
+    TypeError,
+    "function lane at FILE:N returned a value of type <class 'str'> at output component ['b'], "
+    "which is not a valid JAX type",
+)
+def a_lane_that_returns_no_array(r, i):
+    def lane(x):
+        return {"a": (r[0], x), "b": "x"}
+
+    refs.vmap(lane)(X)

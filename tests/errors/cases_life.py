@@ -324,10 +324,12 @@ def jit_of_no_function(r, i):
 @raises(
     errors.RefTypeError,
     "a compiled function was called with arguments of other types, or other aliases among its "
-    "refs, than it was compiled for, or with static ones, which it has already",
+    "refs, than it was compiled for, or with static ones, which it has already:\n"
+    "Argument args[0] compiled with Ref{float32[3]} and called with Ref{int8[3]}\n"
+    "Argument kwargs['k'][1] compiled with ~float32[] and called with ~int32[]",
 )
 def compiled_for_others(r, i):
-    refs.jit(lambda q: q[0]).lower(r).compile()(i)
+    refs.jit(lambda q, k: q[0]).lower(r, k=(1, 2.0)).compile()(i, k=(1, 2))
 
 
 @raises(

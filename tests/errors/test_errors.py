@@ -135,7 +135,7 @@ def test_every_raise_has_a_case(file, node):
         return
     lines = range(node.lineno, node.end_lineno + 1)
     assert any((str(file), line) in outcome(name).places for name in CASES for line in lines), (
-        f"no case in tests/cases_*.py raises this: {ast.unparse(node)}"
+        f"no case in tests/errors/cases_*.py raises this: {ast.unparse(node)}"
     )
 
 
