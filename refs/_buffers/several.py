@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-
+from refs import _jax
 from refs._buffers.devices import check_devices
 from refs._buffers.exchange import Busy, exchange, patiently
 from refs._buffers.handles import buffer_of, is_ours, update_native
@@ -73,9 +72,10 @@ def replaced(
         # A separate exchange, whose record as a reader is gone when `body` runs.
         read_cells, read_buffers = [*map(_cell_of, read)], []  # type: ignore[var-annotated]
         constants = exchange([], copied, (read_buffers,), read_cells, read_buffers)
+        before = _jax.callbacks_so_far()
         new, rest = body(_copies(written, held), constants)
         if calls_back:
-            jax.block_until_ready((new, rest))
+            _jax.finish((new, rest), before)
         _overwrite(written, held, new)
         return held, rest
 
@@ -84,7 +84,14 @@ def replaced(
 
 def holding(refs: Sequence[RefLike], call: Callable[[], Any]) -> Any:
     """`call()`, which calls back, while these refs are taken: its callbacks can't use them."""
-    return exchange_refs(refs, [], lambda held, _: (held, jax.block_until_ready(call())), True)
+
+    def finished(held: list[Buffer], _: list[Buffer]) -> tuple[list[Buffer], Any]:
+        before = _jax.callbacks_so_far()
+        result = call()
+        _jax.finish(result, before)
+        return held, result
+
+    return exchange_refs(refs, [], finished, True)
 
 
 def replace(

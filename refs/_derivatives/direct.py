@@ -74,8 +74,6 @@ def _attempt(fun: Callable[[], Any]) -> tuple[Any, RefLike | None, bool]:
         if made:
             result = jax.tree.map(lambda x: made.get(id(x), x), result)
         refs, values = trace.written
-        if refs and trace.can_fail:
-            jax.block_until_ready((result, values))
     changed = replace(refs, values, trace.first_changed)
     trace.end()
     return result, changed, trace.can_fail
@@ -110,6 +108,15 @@ class _AtTopLevel(OpByOp):
         if not (can_fail_itself(primitive) or any(map(can_fail, inner))):
             return call()
         return holding([*filter(is_ours, self.opened)], call)
+
+    def _discharged(
+        self, jaxpr: ClosedJaxpr, operands: Sequence[Value], made: dict[Any, Any] | None = None
+    ) -> list[Any]:
+        before = _jax.callbacks_so_far()
+        out = super()._discharged(jaxpr, operands, made)
+        if can_fail(jaxpr):
+            _jax.finish(out, before)
+        return out
 
     def first_changed(self, refs: Sequence[RefLike], buffers: Sequence[Buffer]) -> RefLike | None:
         """The first of these refs that was written from elsewhere after it was read."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import callback, core, ffi, sharding_impls
+from jax._src import callback, core, dispatch, ffi, sharding_impls
 from jax._src.interpreters import ad, mlir
 from jax._src.state import discharge as _discharge
 from jax._src.state import types as _state_types
@@ -15,8 +15,8 @@ from jax._src.state import types as _state_types
 from refs._types import Aval, DType, Primitive, Value
 
 __all__ = [
-    "array_type", "io_effect", "read_and_write", "refuse_derivatives", "register_host_lowering",
-    "register_native_discharge", "varying_over",
+    "array_type", "callbacks_so_far", "finish", "io_effect", "read_and_write",
+    "refuse_derivatives", "register_host_lowering", "register_native_discharge", "varying_over",
 ]  # fmt: skip
 
 # The effect of JAX's `io_callback`: JAX and XLA neither drop nor repeat a call that has it.
@@ -28,6 +28,39 @@ _TARGETS = {
     "cuda": "xla_buffer_python_gpu_callback",
     "rocm": "xla_buffer_python_gpu_callback",
 }
+
+
+def _tokens() -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """This thread's tokens, of its last program with callbacks on each device and of each order."""
+    return dispatch.runtime_tokens.output_runtime_tokens, dispatch.runtime_tokens.current_tokens
+
+
+def callbacks_so_far() -> list[dict[Any, Any]]:
+    """What tells this thread's programs with callbacks from later ones, for `finish`."""
+    return [*map(dict, _tokens())]
+
+
+def finish(results: Any, before: Sequence[dict[Any, Any]]) -> None:
+    """Waits for results, and for the programs with callbacks that this thread has started since.
+
+    `before` is what `callbacks_so_far` returned then. The error of a callback is raised
+    here, and not by JAX a second time, at a later `jax.effects_barrier`.
+    """
+    started = [
+        (tokens, key)
+        for tokens, known in zip(_tokens(), before, strict=True)
+        for key, token in tokens.items()
+        if token is not known.get(key)
+    ]
+    errors = []
+    for values, key in (*started, ({"results": results}, "results")):
+        try:
+            jax.block_until_ready(values[key])
+        except Exception as error:
+            del values[key]
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def read_and_write(n: int) -> set[Any]:

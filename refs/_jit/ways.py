@@ -193,10 +193,11 @@ def carefully(
                 has_olds = True
 
         before_python.calls.append(keep_olds)
+        before = _jax.callbacks_so_far()
         try:
             results += starmap(run, (operands,))
             held[:] = results[0][0]
-            jax.block_until_ready(results)
+            _jax.finish(results, before)
             if is_debugging:
                 # An operand that isn't donated may come back as it is, even twice.
                 held[:] = _copies(held)

@@ -16,6 +16,7 @@ import jax
 from refs import _jax
 from refs._discharge.op_by_op import OpByOp
 from refs._inplace.in_place import in_place
+from refs._tracing.facts import can_fail
 from refs._tracing.trace import PartlyKnown, ref_type
 from refs._tracing.weak_memo import WeakMemo
 from refs._transactions.signature import type_of
@@ -71,9 +72,15 @@ class _TracedCall:
             return PartlyKnown(fun(refs, arrays))
 
         self._t = t = Transaction.of(known, refs, arrays, lambda *given: (given, {}))
-        # JAX compiles loops and branches in any case; each by itself wouldn't be in place.
-        is_compiled = _holds_loops(t.traced.jaxpr) or (
-            comes_again and _jax.any_equation(t.traced.jaxpr, lambda e: e.primitive is _jax.cond_p)
+        # JAX compiles loops and branches in any case; each by itself wouldn't be in place. And the
+        # failure of a callback that is run by itself would be found too late, or not at all.
+        is_compiled = (
+            _holds_loops(t.traced.jaxpr)
+            or can_fail(t.traced.jaxpr)
+            or (
+                comes_again
+                and _jax.any_equation(t.traced.jaxpr, lambda e: e.primitive is _jax.cond_p)
+            )
         )
         self._call = self._call_undonated = t.run
         if is_compiled:

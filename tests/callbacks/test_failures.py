@@ -1,0 +1,88 @@
+"""A callback that fails when its program runs later than the call returns, as programs may."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import io_callback
+
+import refs
+
+slow = jax.jit(lambda a: (a @ a @ a @ a).sum())
+
+
+class SensorError(Exception):
+    pass
+
+
+def fail():
+    raise SensorError("sensor is off")
+
+
+def by_itself(r, x):
+    r[...] = x
+    io_callback(fail, None)
+    return x
+
+
+def ordered(r, x):
+    io_callback(fail, None, ordered=True)
+    r[...] = x
+    return x
+
+
+def before_another(r, x):
+    r[...] = x
+    io_callback(fail, None)
+    io_callback(lambda: None, None)
+    return x
+
+
+def of_refs(r, x):
+    refs.io_callback(fail, None)
+    r[...] = x
+    return x
+
+
+def in_a_jit(r, x):
+    refs.jit(by_itself)(r, x)
+    io_callback(lambda: None, None)
+    return x
+
+
+def reading(r, x):
+    io_callback(fail, None)
+    return r[...] + x
+
+
+PROGRAMS = [by_itself, ordered, before_another, of_refs, in_a_jit, reading]
+
+
+def in_a_branch(f, r, x):
+    return refs.cond(jnp.array(True), lambda: f(r, x), lambda: f(r, x))
+
+
+WAYS = {
+    "jit": lambda f, r, x: refs.jit(f)(r, x),
+    "jit without results": lambda f, r, x: refs.jit(lambda r, x: (f(r, x), None)[1])(r, x),
+    "compiled": lambda f, r, x: refs.jit(f).lower(r, x).compile()(r, x),
+    "checkpoint": lambda f, r, x: refs.checkpoint(f)(r, x),
+    "grad": lambda f, r, x: refs.grad(f, argnums=1)(r, x),
+    "vjp": lambda f, r, x: refs.vjp(lambda x: f(r, x), x)[1](1.0),
+    "jvp": lambda f, r, x: refs.jvp(lambda x: f(r, x), (x,), (x,)),
+    "linearize": lambda f, r, x: refs.linearize(lambda x: f(r, x), x),
+    "scan": lambda f, r, x: refs.scan(lambda c, _: (f(r, c), None), x, None, length=1),
+    "cond": in_a_branch,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_call_raises_and_changes_nothing(program, way):
+    matrix, r = jnp.ones((1000, 1000)), refs.new_ref(jnp.float32(5))
+    for _ in range(2):
+        # While this runs, JAX starts no program that needs it, and calls return nevertheless.
+        x = slow(matrix)
+        with pytest.raises(Exception, match="sensor is off"):
+            WAYS[way](program, r, x)
+        assert r[...] == 5
+        jax.effects_barrier()  # The failure isn't raised a second time.
