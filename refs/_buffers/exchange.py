@@ -3,11 +3,11 @@
 Each ref has a *cell* for life: a list that holds its buffer, and is empty while a call has taken
 it. An empty cell means that the buffer is in use, whatever the reason: one call names the ref
 twice, a call of another thread has the buffer, or a callback touches the very ref that its call
-updates. A buffer that one call has taken
-can't be taken by another, and no lock is held. Only `exchange` takes buffers, and `exchange_one`,
-the same function for one cell. Whether they end normally, by an error or by an interrupt, each cell
-gets back the item at its position in the list `held`: the new buffer as soon as there is one, the
-old one until then. So at every moment a buffer is in its cell or in `held`, and this is the proof.
+updates. A buffer that one call has taken can't be taken by another, and no lock is held. Only
+`exchange` takes buffers, and `exchange_one`, the same function for one cell. Whether they end
+normally, by an error or by an interrupt, each cell gets back the item at its position in the list
+`held`: the new buffer as soon as there is one, the old one until then. So at every moment a buffer
+is in its cell or in `held`, and this is the proof.
 
 **The rule.** CPython handles signals, and switches between threads, when a function begins, when a
 loop jumps back and when a call into C has returned; nowhere else in Python code, and never in C

@@ -24,10 +24,12 @@ def exchange_refs(
     read: Sequence[RefLike],
     call: Callable[[list[Buffer], list[Buffer]], tuple[Sequence[Buffer], Any]],
     calls_back: bool = False,
+    looked_at: Sequence[RefLike] = (),
 ) -> Any:
     """An `exchange` over distinct handles, with `call(held, read_buffers)`.
 
-    It is retried while a buffer isn't available, or if `call` itself raises Busy.
+    It is retried while a buffer isn't available, or if `call` itself raises Busy, because one of
+    the refs `looked_at` isn't.
 
     Raises:
       RefStateError: if a ref has ended, or waiting for it would never end.
@@ -45,7 +47,7 @@ def exchange_refs(
                 if not is_ours(ref) and cell[0] is not next(olds):
                     update_native(ref, cell[0])
 
-    return patiently(attempt, written, read)
+    return patiently(attempt, written, [*read, *looked_at])
 
 
 def _cell_of(ref: RefLike) -> list[Buffer]:
@@ -79,7 +81,7 @@ def replaced(
         _overwrite(written, held, new)
         return held, rest
 
-    return exchange_refs(written, read if calls_back else [], call, calls_back)
+    return exchange_refs(written, read if calls_back else [], call, calls_back, looked_at=read)
 
 
 def holding(refs: Sequence[RefLike], call: Callable[[], Any]) -> Any:

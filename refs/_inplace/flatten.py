@@ -95,7 +95,7 @@ def _called(eqn: Eqn) -> Jaxpr | None:
     if eqn.primitive is _jax.jit_p:
         p = _jax.jit_params(eqn.params)
         shardings = (*p.in_shardings, *p.out_shardings)
-        if p.compiler_options or not all(_jax.is_unspecified(s) for s in shardings):
+        if not all(_jax.is_unspecified(s) for s in shardings):
             return None
     elif eqn.primitive not in (
         *_jax.inlined_call_primitives,

@@ -56,7 +56,6 @@ class JitParams(NamedTuple):
     keep_unused: bool
     in_shardings: tuple[Any, ...]  # each a `Sharding`, or JAX's mark for an unspecified one
     out_shardings: tuple[Any, ...]
-    compiler_options: dict[str, Any]
 
 
 def jit_params(params: dict[str, Any]) -> JitParams:
@@ -67,7 +66,6 @@ def jit_params(params: dict[str, Any]) -> JitParams:
         params["keep_unused"],
         params["in_shardings"],
         params["out_shardings"],
-        dict(params["compiler_options_kvs"]),
     )
 
 

@@ -5,6 +5,7 @@ import operator
 import threading
 import time
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -19,6 +20,7 @@ from refs._buffers.exchange import (
     patiently,
 )
 from refs._buffers.records import called_back, mine, readers
+from refs._buffers.several import replaced
 from refs.errors import RefStateError
 from tests.faults.harness import side_by_side, within_limit
 from tests.faults.interruptions import at_place, places
@@ -252,6 +254,27 @@ def test_who_writes_waits_for_who_reads():
     assert cell == ["b"]
 
 
+def test_who_writes_waits_for_a_reader_with_callbacks():
+    """As long as no callback waits for anything."""
+    cell, reads, order = ["a"], threading.Event(), []
+
+    def read():
+        def call(held, seen):
+            reads.set()
+            time.sleep(0.05)
+            order.extend(seen)
+            return held, None
+
+        exchange([], call, (seen := [],), [cell], seen, calls_back=True)
+
+    def write():
+        reads.wait()
+        patiently(lambda: exchange_one(cell, lambda held: (["b"], order.append("written"))))
+
+    side_by_side(read, write)
+    assert order == ["a", "written"]
+
+
 def test_readers_do_not_wait_for_readers():
     cell = ["a"]
 
@@ -370,3 +393,27 @@ def test_what_is_taken_ends_when_it_is_back():
 def test_a_look_gives_the_very_buffer():
     r = refs.new_ref(jnp.zeros(3))
     assert current_buffer(r) is r._cell[0]
+
+
+# --- What isn't there -----------------------------------------------------------------------------
+
+
+def test_a_wait_for_a_handle_of_jax():
+    native, attempts = jax.new_ref(jnp.zeros(3)), []
+
+    def attempt():
+        attempts.append(None)
+        if len(attempts) < 3:
+            raise Busy
+        return "done"
+
+    assert patiently(attempt, [native], [native]) == "done"
+
+
+def test_a_copy_of_a_value_that_is_lost():
+    """Another thread's program may have been given it; here nobody gives it back."""
+    r, other = refs.new_ref(jnp.zeros(3), name="r"), refs.new_ref(jnp.ones(3))
+    r._cell[0].delete()
+    with pytest.raises(RefStateError, match=r"`r`.*whose value was lost"):
+        replaced([other], [r], lambda state, constants: (state, constants), calls_back=False)
+    assert other[0] == 1

@@ -6,6 +6,7 @@ import pytest
 from jax.experimental import io_callback
 
 import refs
+from refs._callbacks import failure
 
 slow = jax.jit(lambda a: (a @ a @ a @ a).sum())
 
@@ -86,3 +87,25 @@ def test_the_call_raises_and_changes_nothing(program, way):
             WAYS[way](program, r, x)
         assert r[...] == 5
         jax.effects_barrier()  # The failure isn't raised a second time.
+
+
+def test_a_ref_of_jax_keeps_its_value():
+    native = jax.new_ref(jnp.arange(3.0))
+
+    def write(a):
+        a[0] = 5
+        fail()
+
+    with pytest.raises(refs.errors.CallbackError, match="keep their old values"):
+        refs.io_callback(write, None, native)
+    assert native[0] == 0
+
+
+def test_failures_that_nobody_fetches_do_not_pile_up():
+    """A program of JAX's own `jit` says what has failed, and `refs` never hears of it."""
+    step = jax.jit(lambda: refs.io_callback(fail, None))
+    for _ in range(2 * failure._MOST):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="sensor is off"):
+            step()
+            jax.effects_barrier()
+    assert len(failure._failures) <= failure._MOST

@@ -378,3 +378,26 @@ def test_a_checkpointed_branch_that_all_lanes_take(flag, is_outside, jit):
 
     jit(refs.vmap(lane, in_axes=(0, None)))(r, flag)
     same(r[...], numbers(3, 2)[:, ::-1] if flag else numbers(3, 2))
+
+
+@both
+@methods
+def test_branches_in_branches(jit, method):
+    """A lane calls where both its own predicate and that of the lanes around it are true."""
+    x, n, r = numbers(3, 2), numbers(3), ref(3)
+
+    def host(a):
+        return np.asarray(a) + 10
+
+    def inner(x, n):
+        call = lambda: refs.pure_callback(host, S((), jnp.int32), x, vmap_method=method)  # noqa: E731
+        return lax.cond(x > n + 1, call, lambda: x)
+
+    def outer(x, n, q):
+        q[...] += 1
+        mapped = lambda: refs.vmap(inner, in_axes=(0, None))(x, n)  # noqa: E731
+        return lax.cond(n > 0, mapped, lambda: x)
+
+    got = jit(refs.vmap(outer))(x, n, r)
+    same(got, np.where((n > 0)[:, None] & (x > n[:, None] + 1), x + 10, x))
+    same(r[...], numbers(3) + 1)

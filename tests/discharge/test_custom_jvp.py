@@ -286,3 +286,24 @@ def test_a_rule_that_writes_what_the_function_only_reads():
     pure = refs.functionalize(program)
     with pytest.raises(refs.errors.RefStateError, match="custom rule may not write it either"):
         jax.grad(lambda x: pure([jnp.float32(1)], x)[0])(X)
+
+
+def test_symbolic_zeros_that_a_rule_returns():
+    """They are zeros of the outputs' tangent types: float0 for integers."""
+    zero = jax.custom_derivatives.SymbolicZero.from_primal_value
+
+    @jax.custom_jvp
+    def f(r, x):
+        return r[...] * x, jnp.int32(3), x
+
+    @functools.partial(f.defjvp, symbolic_zeros=True)
+    def f_jvp(primals, tangents):
+        [r, x], [_, t] = primals, tangents
+        return (r[...] * x, jnp.int32(3), x), (r[...] * t, zero(jnp.int32(3)), zero(x))
+
+    r = refs.new_ref(jnp.float32(2))
+    for wrap in (lambda f: f, refs.jit):
+        out, tangents = wrap(lambda x: refs.jvp(lambda x: f(r, x), (x,), (1.0,)))(3.0)
+        assert [float(y) for y in out] == [6, 3, 3]
+        assert [t.dtype for t in tangents] == [jnp.float32, jax.dtypes.float0, jnp.float32]
+        assert [float(tangents[0]), float(tangents[2])] == [2, 0]

@@ -301,3 +301,21 @@ def forward_jacobian_of_an_integer(r, i):
 @raises(errors.RefTypeError, "Expected a callable value, got 3, for hessian")
 def hessian_of_no_function(r, i):
     refs.hessian(3)
+
+
+@raises(
+    errors.RefEscapeError,
+    "grad of a function that returns ref `r` (created at FILE:N): return its value, "
+    "`ref[...]`, or the ref as auxiliary data (`has_aux`)",
+)
+def gradient_of_a_ref_that_is_closed_over(r, i):
+    refs.jit(refs.grad(lambda x: r))(1.0)
+
+
+@raises(
+    errors.RefEscapeError,
+    "vjp of a function that returns ref `r` (created at FILE:N): return its value, "
+    "`ref[...]`, or the ref as auxiliary data (`has_aux`)",
+)
+def gradient_of_a_ref_that_is_an_argument(r, i):
+    refs.jit(lambda q: refs.vjp(lambda x, q: q, 1.0, q))(r)

@@ -270,3 +270,12 @@ def ref_of_a_type_of_the_users(r, i):
 )
 def new_ref_of_a_type_of_the_users(r, i):
     refs.jit(lambda pair: refs.new_ref(pair)[...])(Pair(r[...], r[...]))
+
+
+@raises(
+    errors.RefTypeError,
+    "set of ref `r` (created at FILE:N): the bounds of a slice must be integers or None, not "
+    "('a', None, None)",
+)
+def slice_with_bounds_of_another_kind(r, i):
+    r["a":] = 1

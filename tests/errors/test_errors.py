@@ -62,6 +62,7 @@ INTERNAL = {
     ("dispatch.py", "raise ValueError"),
     ("arguments.py", "raise RefsDiffer"),
     ("executable.py", "raise TypesDiffer"),
+    ("callbacks.py", "raise errors[0]"),  # a callback's
     ("plain.py", "raise TypesDiffer"),
     ("gpu.py", "raise passed_on(error, plan, ()) from error"),
     ("primitives.py", "raise passed_on(error, plan, roots) from error"),

@@ -142,16 +142,35 @@ def test_a_callback_that_keeps_what_it_is_given():
 # --- Callbacks that touch another ref -------------------------------------------------------------
 
 add = refs.jit(lambda r: r.at[...].add(1))
-TOUCHES = {
+
+
+def copied(r):
+    """Writes to another ref what it reads of `r`."""
+    ref("copy").set(r[...])
+
+
+READS = {
     "read": lambda r: r[...],
     "np.asarray": np.asarray,
+    "reading step": lambda r: refs.jit(copied)(r),
+    "reading checkpoint": lambda r: refs.checkpoint(lambda q: q.set(r[...]))(ref("copy")),
+    "reading branch": lambda r: refs.cond(
+        jnp.array(True), lambda q: q.set(r[...]), lambda q: None, ref("copy")
+    ),
+    "reading lanes": lambda r: refs.vmap(lambda q: q.set(r[0]))(ref("copy")),
+}
+TOUCHES = {
+    **READS,
     "iadd": lambda r: r.__setitem__(..., r[...] + 1),
     "addupdate": lambda r: refs.addupdate(r, ..., 1),
     "swap": lambda r: refs.swap(r, ..., r[...] + 1),
     "step": add,
     "first call of a step": lambda r: refs.jit(lambda: r.at[...].add(1))(),
+    "checkpoint": lambda r: refs.checkpoint(lambda: r.addupdate(1))(),
+    "loop": lambda r: refs.fori_loop(0, 1, lambda k, c: r.addupdate(1), None),
+    "gradient": lambda r: refs.grad(lambda x: (r.addupdate(1), x)[1])(1.0),
 }
-WRITES = [name for name in TOUCHES if name not in ("read", "np.asarray")]
+WRITES = [name for name in TOUCHES if name not in READS]
 touches = pytest.mark.parametrize("touch", TOUCHES)
 
 

@@ -355,3 +355,11 @@ def test_fit_names_both_shapes(shape):
         fit(np.zeros(shape, np.int32), (2, 3), jnp.dtype("int32"))
     assert str(shape) in str(error.value)
     assert "can't be broadcast to the indexed shape (2, 3)" in str(error.value)
+
+
+def test_strict_promotion():
+    """What has no promotion with the ref's dtype isn't held by it, either."""
+    r = refs.new_ref(jnp.zeros(3, jnp.int8), name="r")
+    with jax.numpy_dtype_promotion("strict"), pytest.raises(RefTypeError, match="cast it yourself"):
+        r[...] = jnp.ones(3, jnp.int32)
+    assert not r[...].any()

@@ -170,3 +170,12 @@ def test_the_axis_of_a_scalar_true_stands_where_it_stands(idx):
 
         np.testing.assert_array_equal(wrap(double)(part * 2), part)
         np.testing.assert_array_equal(r, wanted)
+
+
+def test_an_axis_longer_than_int32_can_count():
+    """Its indices are int64, which only x64 has; abstractly, for nobody has the memory."""
+    n = 2**31 + 8
+    with jax.enable_x64(True):
+        axis = jax.ShapeDtypeStruct((n,), "int8", is_ref=True)
+        jaxpr = refs.jit(lambda r, i: r[i]).trace(axis, jnp.int64(-3)).jaxpr
+    assert f"{n}:i64[]" in str(jaxpr)

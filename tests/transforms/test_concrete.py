@@ -1,15 +1,19 @@
 """What isn't mapped or differentiated stays what it is: Python can look at it, as under JAX."""
 
 import operator
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
 
 import refs
+from refs import extend
 from refs._derivatives import direct
 from refs._transactions import calls
+from refs.errors import RefStateError
 
 same = np.testing.assert_allclose
 X = jnp.array([1.0, 2.0])
@@ -177,3 +181,52 @@ def test_auxiliary_data_inside_of_jit():
 
     assert refs.jit(loss)(3.0) == jax.jit(loss)(3.0) == 6.0
     same(refs.vmap(loss)(X), 2 * X)
+
+
+# Its parameters have no hash: what is made of it can't be looked up the next time.
+annotated_p = Primitive("annotated")
+annotated_p.multiple_results = True
+annotated_p.def_abstract_eval(lambda *_, jaxpr, notes: jaxpr.out_avals)
+
+
+@extend.register(annotated_p)
+def discharge_annotated(ctx, eqn, args):
+    scope = ctx.scope((eqn.params["jaxpr"], args))
+    out, state = scope.run(eqn.params["jaxpr"], args, scope.state, scope.constants)
+    scope.update(state)
+    return out
+
+
+def test_an_operation_whose_parameters_have_no_hash():
+    r = refs.new_ref(1.0)
+
+    def add(q, x):
+        q[...] += x
+        return q[...] * x
+
+    def f(x):
+        closed = refs.make_jaxpr(add)(r, x)
+        [y] = annotated_p.bind(r, x, jaxpr=closed, notes=["a list"])
+        return y
+
+    for k in range(2):
+        same(refs.grad(f)(2.0), 1.0 + 2.0 * (k + 2))
+        same(r[...], 1.0 + 2.0 * (k + 1))
+
+
+def test_a_ref_that_another_thread_writes_meanwhile_and_callbacks():
+    """A call without callbacks is made again then. These mustn't be called twice."""
+    r = refs.new_ref(2.0, name="r")
+
+    def f(x):
+        y = x * r[...]
+        jax.debug.callback(lambda: None)
+        elsewhere = threading.Thread(target=r.set, args=(5.0,))
+        elsewhere.start()
+        elsewhere.join()
+        r[...] = y
+        return y
+
+    with pytest.raises(RefStateError, match=r"`r`.*written from elsewhere meanwhile"):
+        refs.grad(f)(3.0)
+    assert r[...] == 5

@@ -65,8 +65,6 @@ def _alias_pattern(args: Sequence[Value]) -> tuple[int | None, ...]:
 
 def _jit_options(params: _jax.JitParams, args: Sequence[Value], scope: Scope) -> dict[str, Any]:
     options: dict[str, Any] = {"inline": params.inline, "keep_unused": params.keep_unused}
-    if params.compiler_options:
-        options["compiler_options"] = params.compiler_options
     shardings = (*params.in_shardings, *params.out_shardings)
     if not all(_jax.is_unspecified(s) for s in shardings):
         of_cell = {id(a): s for a, s in zip(args, params.in_shardings, strict=True)}
