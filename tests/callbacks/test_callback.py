@@ -368,3 +368,27 @@ def test_other_containers_will_do(jit):
 def test_a_python_int_for_an_unsigned_result(jit):
     """`len(x)` is one."""
     assert jit(lambda: refs.pure_callback(lambda: 3, S((), "uint32")))() == 3
+
+
+# --- In programs of JAX's own ---------------------------------------------------------------------
+
+
+def test_a_handle_of_jax_in_its_own_jit():
+    native = jax.new_ref(jnp.arange(3))
+    jax.jit(lambda: refs.io_callback(add_one, None, native))()
+    same(native[...], [1, 2, 3])
+
+
+def test_a_ref_in_a_loop_of_jax():
+    def step(x):
+        made = jax.new_ref(x)
+
+        def body(k, total):
+            [y] = refs.io_callback(lambda a: (add_one(a), a[:1])[1], [S((1,), jnp.int32)], made)
+            return total + y[0]
+
+        return jax.lax.fori_loop(0, 3, body, 0), made[...]
+
+    total, x = jax.jit(step)(jnp.arange(3))
+    same(total, 1 + 2 + 3)
+    same(x, [3, 4, 5])

@@ -306,3 +306,18 @@ def test_gradients_accumulated_into_a_ref():
         a += 2 * (np.cos(x) * x + np.sin(x))
 
     agree(program, plain, [np.float32(1)], np.float32(0.5))
+
+
+def test_an_empty_ref_of_jax():
+    def step(x):
+        made = jax.empty_ref(jax.ShapeDtypeStruct((3,), jnp.float32))
+        made[...] = x
+        made[0] += 1
+        return made[...]
+
+    closed = jax.make_jaxpr(step)(VECTOR[:3])
+    assert primitives(closed)["empty_ref"] == 1
+    pure = refs.discharge(closed)
+    no_refs_left(pure)
+    [got] = jax.core.eval_jaxpr(pure.jaxpr, pure.consts, VECTOR[:3])
+    np.testing.assert_array_equal(got, [1, 1, 2])

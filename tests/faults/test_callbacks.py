@@ -152,7 +152,7 @@ def copied(r):
 READS = {
     "read": lambda r: r[...],
     "np.asarray": np.asarray,
-    "reading step": lambda r: refs.jit(copied)(r),
+    "reading step": refs.jit(copied),
     "reading checkpoint": lambda r: refs.checkpoint(lambda q: q.set(r[...]))(ref("copy")),
     "reading branch": lambda r: refs.cond(
         jnp.array(True), lambda q: q.set(r[...]), lambda q: None, ref("copy")

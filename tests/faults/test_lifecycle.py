@@ -293,3 +293,33 @@ def test_a_ref_ends_once(place, first, second):
 
     with pytest.raises(RefStateError, match="which was fr"):
         place(program)()
+
+
+@pytest.mark.parametrize("writes", [True, False], ids=["written", "read"])
+def test_a_value_that_is_lost_between_two_quick_calls(writes):
+    a, b = refs.new_ref(X, name="a"), refs.new_ref(X, name="b")
+    step = refs.jit(lambda a, b: (a if writes else b).at[...].add(b[...] if writes else a[...]))
+    for _ in range(5):
+        step(a, b)
+    a._cell[0].delete()
+    kept = np.array(b)
+    for _ in range(2):
+        with pytest.raises(RefStateError, match=r"`a`.*lost"):
+            step(a, b)
+    assert (b[...] == kept).all()
+
+
+def test_a_handle_of_jax_in_a_call_that_fails():
+    native, a = jax.new_ref(jnp.arange(3)), refs.new_ref(X, name="a")
+
+    @refs.jit
+    def step():
+        native[...] += 1
+        a[...] += 1
+        jax.experimental.io_callback(lambda: 1 / 0, None)
+
+    for _ in range(2):
+        with pytest.raises(Exception, match="division by zero"):
+            step()
+        assert (native[...] == jnp.arange(3)).all()
+        assert (a[...] == X).all()

@@ -346,3 +346,8 @@ def test_a_pickle_keeps_64_bits():
         r = refs.new_ref(jnp.int64(2**40 + 7), name="r")
     again = pickle.loads(pickle.dumps(r))
     assert (again.dtype, np.array(again), again.name) == (np.int64, 2**40 + 7, "r")
+
+
+def test_keys_have_no_numbers():
+    with pytest.raises(TypeError, match="key_data"):
+        np.asarray(refs.new_ref(jax.random.key(0)))

@@ -298,3 +298,12 @@ def test_its_type_is_that_of_a_ref_to_the_part(ref):
     assert jax.typeof(keys.at[:1]).inner_aval.dtype == keys.dtype
     ref.at[1, 1:].set(jnp.ones_like(ref.at[1, 1:]))
     np.testing.assert_array_equal(ref[1], [3, 1, 1])
+
+
+def test_a_part_is_read_to_where_it_is_wanted(ref):
+    """Also where the ref isn't on a mesh."""
+    mesh = jax.make_mesh((1,), ("d",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.P())
+    part = ref.at[1].get(out_sharding=sharding)
+    assert part.sharding.is_equivalent_to(sharding, part.ndim)
+    np.testing.assert_array_equal(part, ref[1])

@@ -340,3 +340,25 @@ def test_calls_of_calls_are_looked_at_once():
         fun = jax.jit(lambda x, fun=fun: fun(fun(x)))
     jaxpr = jax.make_jaxpr(fun)(X).jaxpr
     assert rewrite(jaxpr) is jaxpr
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_elsewhere_than_on_a_cpu_fences_are_barriers(on_cpu):
+    """And values stay what they are."""
+
+    def program(x, k):
+        for _ in range(3):
+            row = x[k]
+            x = x.at[k].set(x[k + 1] * 2)
+            x = x.at[k + 1].add(row)
+            k = (k + 1) % 3
+        return x, lax.fori_loop(0, 2, lambda i, x: x.at[i].set(x[i + 1] + x[i]), x)
+
+    x, k = jnp.arange(40_000.0).reshape(4, 10_000), jnp.int32(1)
+    closed = jax.make_jaxpr(program)(x, k)
+    rewritten = rewrite(closed.jaxpr, on_cpu)
+    names = [e.primitive.name for e in rewritten.eqns]
+    assert ("optimization_barrier" in names) != on_cpu
+    got = jax.core.eval_jaxpr(rewritten, closed.consts, x, k)
+    for one, other in zip(got, program(x, k), strict=True):
+        np.testing.assert_array_equal(one, other)

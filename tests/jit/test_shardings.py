@@ -156,3 +156,11 @@ def test_inside_another(outer):
 @pytest.mark.skipif(N > 1, reason="there are more devices already")
 def test_on_four_devices():
     assert "1 skipped" in run_again_with_devices(4, __file__)
+
+
+def test_of_an_argument_that_is_a_ref_alone():
+    """Then nothing else is given to the program, and there is nothing to place."""
+    r = refs.new_ref(jax.device_put(X, SPLIT))
+    refs.jit(lambda r: r.at[...].add(1), in_shardings=(SPLIT,))(r)
+    assert is_like(r, SPLIT)
+    np.testing.assert_array_equal(r[...], X + 1)

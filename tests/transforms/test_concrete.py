@@ -230,3 +230,16 @@ def test_a_ref_that_another_thread_writes_meanwhile_and_callbacks():
     with pytest.raises(RefStateError, match=r"`r`.*written from elsewhere meanwhile"):
         refs.grad(f)(3.0)
     assert r[...] == 5
+
+
+def test_shard_map_of_jax_that_is_given_a_ref():
+    mesh, spec = jax.make_mesh((1,), ("d",)), jax.P()
+    r = refs.new_ref(jnp.ones(4))
+
+    def body(r, x):
+        r[...] *= 2
+        return x * r[0]
+
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False)
+    same(refs.grad(lambda x: mapped(r, x))(3.0), 2)
+    same(r[...], 2)

@@ -354,3 +354,10 @@ def test_jaxs_errors_name_the_users_function():
     for in_spec, out_spec in [(P("d", None), P("d")), (P("d"), P())]:
         with pytest.raises(ValueError, match="applied to the function 'normalised'"):
             refs.shard_map(normalised, mesh=mesh(), in_specs=in_spec, out_specs=out_spec)(X)
+
+
+@everywhere
+def test_a_view_whole_on_every_device(wrap):
+    r = whole(np.ones((2, 3), np.float32))
+    read = over_devices(lambda v: v[...], in_specs=P(), out_specs=P())
+    np.testing.assert_array_equal(wrap(read)(r.at[1]), np.ones(3))
