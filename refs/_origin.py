@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import os
 import sys
@@ -14,6 +15,7 @@ from refs._types import Aval
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
+_NOT_THE_USERS = _OURS, _JAX, contextlib.__file__
 
 
 class Site(NamedTuple):
@@ -52,7 +54,7 @@ def user_site() -> Site | None:
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((_OURS, _JAX)):
+        if not file.startswith(_NOT_THE_USERS):
             return Site(frame.f_code, frame.f_lineno)
         frame = frame.f_back
     return None

@@ -266,7 +266,8 @@ def skeleton_of(shape: tuple[int, ...], kinds: tuple[Any, ...]) -> Index:
                 return slice(None)
             case ("at", shape):
                 return np.zeros(shape, np.int32)
-            case (size, step):
+            case _:
+                size, step = kind
                 return slice(0, size * step, step)
 
     return Index.parse(tuple(map(like, kinds)), shape).split()[0]

@@ -326,17 +326,17 @@ class _sharded:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None or isinstance(error, RefError):
             return
-        if _jax.what_is_said(error) != "sharding":
+        is_about_a_part = _jax.what_is_said(error) == "sharding" and not self.index.is_whole
+        if not is_about_a_part or not _jax.is_on_explicit_mesh(self.ref):
             return
-        if _jax.is_on_explicit_mesh(self.ref) and not self.index.is_whole:
-            raise _blamed(
-                RefValueError(),
-                f"a part of {describe(self.ref)} at {user_site()}: how it is sharded over the "
-                f"explicit mesh doesn't follow from its index and from the ref's own sharding, "
-                f"{_jax.typeof(self.ref).inner_aval.sharding.spec}. Say it, "
-                "`ref.at[i].get(out_sharding=jax.P(…))`; or index the axes that aren't sharded, "
-                "use the whole value, `ref[...]`, or the parts in `refs.shard_map`",
-            ) from error
+        raise _blamed(
+            RefValueError(),
+            f"a part of {describe(self.ref)} at {user_site()}: how it is sharded over the "
+            f"explicit mesh doesn't follow from its index and from the ref's own sharding, "
+            f"{_jax.typeof(self.ref).inner_aval.sharding.spec}. Say it, "
+            "`ref.at[i].get(out_sharding=jax.P(…))`; or index the axes that aren't sharded, "
+            "use the whole value, `ref[...]`, or the parts in `refs.shard_map`",
+        ) from error
 
 
 def _plain(index: Index) -> Index:

@@ -11,6 +11,7 @@ import pytest
 import refs
 from refs import _jax
 from refs._callbacks import eager
+from refs._callbacks.failure import failure_of
 from refs._callbacks.gpu import on_device
 from refs._callbacks.plan import Plan
 from refs._callbacks.primitives import ref_callback_p
@@ -171,3 +172,18 @@ def test_what_a_callback_on_a_gpu_is_given():
     assert r.__dlpack__(stream=5) == ("capsule", 10, {"stream": 5})
     assert r.__dlpack_device__() == (2, 0)
     assert repr(x) == "DeviceArray(shape=(2, 3), dtype=float32)"
+
+
+def test_what_a_callback_on_a_gpu_raises():
+    def step(r):
+        refs.io_callback(lambda r: 1 / 0, None, r, device="gpu")
+
+    r = refs.new_ref(jnp.zeros(4))
+    [eqn] = [e for e in refs.make_jaxpr(step)(r).jaxpr.eqns if e.primitive is ref_callback_p]
+    plan = Plan(eqn.params["spec"], 1, False, ((0, 0),))
+    handler = on_device(plan, [jax.ShapeDtypeStruct((4,), "float32")], n_kept=0)
+    with pytest.raises(RuntimeError, match="division by zero") as caught:
+        handler(SimpleNamespace(stream=1), Buffer(10, (4,)), Buffer(10, (4,)))
+    failed = failure_of(caught.value)
+    assert isinstance(failed.error, ZeroDivisionError)
+    assert not failed.held  # The memory isn't the host's to copy.

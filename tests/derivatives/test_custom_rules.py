@@ -321,3 +321,26 @@ def test_lanes_share_what_a_rule_adds_to(kind, jit):
     same(total[...], XS.sum(), rtol=1e-6)
     same(jit(refs.grad(lambda xs: refs.vmap(f)(xs).sum()))(XS), [2, 2, 2])
     same(total[...], 2 * XS.sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, refs.jit], ids=["op by op", "jit"])
+def test_a_rule_that_touches_the_ref_whose_rows_its_function_runs_over(wrap):
+    r = refs.new_ref(jnp.arange(1.0, 7.0).reshape(3, 2))
+
+    @jax.custom_vjp
+    def f(x):
+        return x
+
+    def backward(_, ct):
+        r[0, 0] += ct
+        return (ct,)
+
+    f.defvjp(lambda x: (x, None), backward)
+
+    def loss(x):
+        inner = jax.jit(lambda c, q: f(c) * q[1])
+        return refs.scan(lambda c, q: (inner(c, q), None), x, r)[0]
+
+    assert wrap(refs.grad(loss))(1.0) == 2 * 4 * 6
+    # The cotangents of `f` in the last, the second and the first step.
+    assert r[0, 0] == 1 + 6 + 4 * 6 + 2 * 4 * 6

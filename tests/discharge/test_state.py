@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import refs
+from refs import _jax
 from tests.discharge.helpers import agree, mirrored, no_refs_left, primitives
 
 VECTOR = np.arange(6, dtype=np.float32)
+VECTOR8 = np.arange(8, dtype=np.float32)
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4)
 INDICES = {
     "whole": ...,
@@ -321,3 +323,47 @@ def test_an_empty_ref_of_jax():
     no_refs_left(pure)
     [got] = jax.core.eval_jaxpr(pure.jaxpr, pure.consts, VECTOR[:3])
     np.testing.assert_array_equal(got, [1, 1, 2])
+
+
+@pytest.mark.parametrize("view", ["reshape", "transpose", "bitcast"])
+def test_a_part_of_jaxs_own_ref_seen_in_another_form(view):
+    """JAX indexes and reshapes a ref in a chain of transforms. Its own discharge refuses some."""
+
+    def program(x):
+        ref = jax.new_ref(MATRIX)
+        part = ref.at[0:2]
+        if view == "reshape":
+            part = part.reshape(8)
+        elif view == "transpose":
+            part = part.transpose((1, 0))
+        else:
+            part = part.bitcast(jnp.int32)
+        x = x.reshape(part.shape).astype(part.dtype)
+        part[...] = x
+        jax.ref.addupdate(part, ..., x)
+        return part[...], ref[...]
+
+    pure = refs.discharge(jax.make_jaxpr(program)(VECTOR8))
+    no_refs_left(pure)
+    part, whole = jax.core.eval_jaxpr(pure.jaxpr, pure.consts, VECTOR8)
+    expected, twice = MATRIX.copy(), 2 * VECTOR8
+    if view == "transpose":
+        expected[:2] = twice.reshape(4, 2).T
+    else:
+        twice = twice.astype(np.int32) if view == "bitcast" else twice
+        expected[:2] = twice.view(np.float32).reshape(2, 4)
+    np.testing.assert_array_equal(whole, expected)
+    np.testing.assert_array_equal(part, twice.reshape(part.shape))
+
+
+def test_the_mark_of_a_ref_that_gradients_are_accumulated_in():
+    def program(r):
+        _jax.accum_grad_in_ref_p.bind(r)
+        r[...] += 1
+        return r[0]
+
+    def plain(a):
+        a += 1
+        return a[0]
+
+    agree(program, plain, [VECTOR])

@@ -1,5 +1,7 @@
 """The stages of the in-place pass, each on jaxprs made for it. See `test_in_place.py`."""
 
+import sys
+
 import jax
 import jax.extend.core
 import jax.numpy as jnp
@@ -362,3 +364,32 @@ def test_elsewhere_than_on_a_cpu_fences_are_barriers(on_cpu):
     got = jax.core.eval_jaxpr(rewritten, closed.consts, x, k)
     for one, other in zip(got, program(x, k), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+LIMITS = [("refs._inplace.order", "FARTHEST"), ("refs._inplace.fences", "MOST")]
+
+
+@pytest.mark.parametrize("module, limit", LIMITS, ids=lambda x: x)
+def test_beyond_its_limits_the_pass_leaves_things_as_they_are(module, limit, monkeypatch):
+    monkeypatch.setattr(sys.modules[module], limit, 2)
+    n = 12
+
+    def program(*values):
+        values, total = list(values), 0.0
+        for i in range(n):
+            used = values[i][3] + values[i - 1][4] + values[i - 2][5]
+            values[i] = values[i].at[2].set(values[(i + 1) % n][3] + 1)
+            total = total + jnp.sin(used) + jnp.cos(used)
+        for i in range(n):
+            total = total + values[i][3]
+            values[i * 7 % n] = values[i * 7 % n].at[3].set(total)
+        return *values, total
+
+    rewritten(program, *(jnp.arange(100.0) + i for i in range(n)))
+
+
+@pytest.mark.parametrize(
+    "body", [lambda i, c: -c, lambda i, c: -c.at[i].add(1.0), lambda i, c: c + c[::-1]]
+)
+def test_loops_that_do_more_than_add_start_from_zeros(body):
+    rewritten(lambda x: x + lax.fori_loop(0, 3, body, jnp.zeros_like(x)), jnp.arange(100.0))

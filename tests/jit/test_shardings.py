@@ -164,3 +164,15 @@ def test_of_an_argument_that_is_a_ref_alone():
     refs.jit(lambda r: r.at[...].add(1), in_shardings=(SPLIT,))(r)
     assert is_like(r, SPLIT)
     np.testing.assert_array_equal(r[...], X + 1)
+
+
+def test_other_refs_that_lie_elsewhere():
+    """Of two quick calls, the second one's refs are spread in another way: another program."""
+    step = refs.jit(lambda a, b: (a.at[...].add(1), b.at[...].add(2))[0])
+    for sharding in (SPLIT, WHOLE, SPLIT):
+        a, b = (refs.new_ref(jax.device_put(X, sharding)) for _ in range(2))
+        for k in range(1, 4):
+            step(a, b)
+            assert is_like(a, sharding)
+            np.testing.assert_array_equal(a[...], X + k)
+            np.testing.assert_array_equal(b[...], X + 2 * k)

@@ -276,3 +276,18 @@ def test_where_the_bounds_are_known_there_is_a_gradient():
         return refs.fori_loop(ZERO, np.int32(3), lambda i, c: c * r[...], x)
 
     assert refs.grad(loop)(1.0) == 8
+
+
+@pytest.mark.parametrize("prevent_cse", [(True, False), (False, False)])
+def test_checkpoint_with_flags_in_a_derivative_in_jit(prevent_cse):
+    """What is recomputed stands behind a barrier where that is wanted; the values are the same."""
+    r = refs.new_ref(jnp.arange(4.0))
+
+    def f(x, y):
+        r[0] = x[0]
+        return (jnp.sin(jnp.sin(x)) * y).sum()
+
+    x = jnp.arange(3.0)
+    got = refs.jit(refs.grad(refs.checkpoint(f, prevent_cse=prevent_cse)))(x, x)
+    np.testing.assert_allclose(got, jnp.cos(jnp.sin(x)) * jnp.cos(x) * x, rtol=1e-6)
+    assert r[0] == 0

@@ -14,13 +14,6 @@ from refs._types import Eqn, Value
 @register(_jax.run_state_p, runs_once=True)
 def discharge_run_state(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     [closed] = _jax.jaxprs_in(eqn.params)
-    given = iter(args)
-    cells: list[Cell] = []
-    for var, initialised in zip(closed.jaxpr.invars, eqn.params["is_initialized"], strict=True):
-        if initialised:
-            arg = next(given)
-            cells.append(arg if isinstance(arg, Cell) else Cell(arg))
-        else:
-            cells.append(Cell(_jax.zeros_like_aval(var.aval.inner_aval)))
+    cells = [a if isinstance(a, Cell) else Cell(a) for a in args]
     ctx.eval(closed, cells)
     return [c.read() for c in cells]
