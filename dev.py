@@ -5,6 +5,7 @@
     python3 dev.py test            run the quick tests, in parallel: four minutes on two cores
     python3 dev.py test --all      run all tests: fifteen minutes
     python3 dev.py test -k scan    other arguments go to pytest, which then gets nothing but them
+    python3 dev.py coverage        run all tests, and list lines and branches that none of them runs
     python3 dev.py libraries       run programs of Equinox, Flax, diffrax ... over refs
     python3 dev.py lint            check style, formatting and types
     python3 dev.py docs            build the documentation into build/site
@@ -32,6 +33,7 @@ OLDEST = (3, 11)  # requires-python in pyproject.toml
 COMMANDS = {
     "digits": (["examples"], [["examples/digits.py"]]),
     "test": (["test"], [["-m", "pytest"]]),
+    "coverage": (["test"], [["-m", "pytest", "--cov"]]),
     "libraries": (["test", "libraries"], [["-m", "pytest", "tests/libraries"]]),
     "lint": (
         ["lint"],
@@ -66,7 +68,7 @@ def main():
         say("the quick tests: about four minutes on two cores (--all: all tests, fifteen minutes)")
         os.environ.setdefault("HYPOTHESIS_PROFILE", "small")
         args = [*PARALLEL, "--quick"]
-    elif (options.command, args) in (("test", ["--all"]), ("libraries", [])):
+    elif (options.command, args) in (("test", ["--all"]), ("coverage", []), ("libraries", [])):
         args = PARALLEL
     python = environment(options.venv.absolute(), extras)
     # Pyright looks for JAX beside the first `python` on PATH.

@@ -57,7 +57,7 @@ def user_site() -> Site | None:
         if not file.startswith(_NOT_THE_USERS):
             return Site(frame.f_code, frame.f_lineno)
         frame = frame.f_back
-    return None
+    return None  # pragma: no cover, C code that embeds Python has called
 
 
 def is_raised_by_jax(error: BaseException) -> bool:

@@ -140,4 +140,4 @@ def _copies(refs: Sequence[RefLike], buffers: Sequence[Buffer]) -> list[Buffer]:
     except (RuntimeError, ValueError):
         if any(buffer.is_deleted() for buffer in buffers):
             raise Busy from None  # A value is lost: `wait` raises the error for it.
-        raise
+        raise  # pragma: no cover, the memory is full, for one

@@ -53,9 +53,6 @@ class RefType(_jax.AbstractRef):
     def _setitem(self, tracer: RefLike, idx: Indexer, value: Value) -> None:
         access.set(tracer, as_tuple(idx), value)
 
-    def _addupdate(self, tracer: RefLike, idx: Indexer, value: Value) -> None:
-        access.addupdate(tracer, idx, value)
-
     at = _jax.aval_property(ViewMaker)
     nbytes = _jax.aval_property(members.nbytes)
     name = _jax.aval_property(members.name)

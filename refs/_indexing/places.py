@@ -77,8 +77,6 @@ def narrow(i: Value, n: int) -> Value:
 
 def located(i: Value, n: int) -> Value:
     """An index on an axis of size `n`, counted from the front; it may be out of bounds."""
-    if is_static(i):
-        return int(i)
     i = narrow(i, n)
     if isinstance(i, np.ndarray) and is_static(n):
         return np.where(i < 0, i + i.dtype.type(n), i)

@@ -37,7 +37,7 @@ class ScanParams(NamedTuple):
 def scan_params(params: dict[str, Any]) -> ScanParams:
     if "ft_in" in params:
         num_consts, num_carry, _ = (len(part) for part in params["ft_in"].unpack())
-    else:
+    else:  # pragma: no cover, JAX before 0.12
         num_consts, num_carry = params["num_consts"], params["num_carry"]
     return ScanParams(
         as_closed(params["jaxpr"]),
@@ -138,7 +138,7 @@ def define_backward(
     """
     if _can_log:
         fun.defvjp_with_logs(fwd, bwd, symbolic_zeros=True)
-    else:
+    else:  # pragma: no cover, JAX before 0.12
         fun.defvjp(fwd, lambda *given: bwd(*given)[0], symbolic_zeros=True)
 
 

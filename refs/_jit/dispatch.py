@@ -76,7 +76,7 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
             except Busy:
                 arguments = form.arguments
                 attempt = wait(attempt, arguments.written_of(flat), arguments.read_of(flat))
-            except RETRY:
+            except RETRY:  # pragma: no cover, another thread has placed a ref elsewhere meanwhile
                 misses += 1
                 if misses > 3:
                     raise

@@ -203,12 +203,13 @@ def carefully(
                 held[:] = _copies(held)
         except BaseException as error:
             if results and not has_olds and not isinstance(error, Exception):
-                raise  # An interrupt while waiting: the old values are gone, the new ones come.
+                # An interrupt while waiting: the old values are gone, the new ones come.
+                raise  # pragma: no cover, the processes that are interrupted aren't measured
             held[:] = olds
             if isinstance(error, RETRY):
                 raise
             if _jax.is_about_deleted(error) and any(x.is_deleted() for x in read_buffers):
-                raise Busy from None  # Another thread has written it meanwhile.
+                raise Busy from None  # pragma: no cover, another thread has written it meanwhile
             failure = failure_of(error)
             failed.append(repr(failure.error if failure else error))
             if failure is None:

@@ -116,7 +116,7 @@ def linearize(
         return f.outputs(tangents_out)
 
     f_jvp: Any = jax.tree_util.Partial(push, native, values)
-    if hasattr(native, "out_nzs"):
+    if hasattr(native, "out_nzs"):  # pragma: no branch, JAX before 0.12 has none
         f_jvp.out_nzs = mirrored(f.out_tree, native.out_nzs[0])
     return (f.outputs(out), f_jvp, aux) if has_aux else (f.outputs(out), f_jvp)
 

@@ -17,7 +17,6 @@ _CALLED = re.compile(
 )
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _STACK_FRAME = re.compile(r"stack_frame_id=(\d+)")
-_SOURCE = re.compile(r'source_file="([^"]*)"(?: source_line=(\d+))?')
 
 
 class Instruction(NamedTuple):
@@ -125,8 +124,6 @@ class Module(NamedTuple):
 
     def line_of(self, instruction: Instruction) -> str | None:
         """`file.py:12` of the code that an instruction comes from, if the module says."""
-        if match := _SOURCE.search(instruction.rest):
-            return f"{match[1].rsplit('/', 1)[-1]}:{match[2] or '?'}"
         if match := _STACK_FRAME.search(instruction.rest):
             return self._frame(int(match[1]))
         return None

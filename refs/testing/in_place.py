@@ -96,7 +96,7 @@ def assert_in_place(fun: Callable[..., Any], *args: Any, loops_only: bool = Fals
             f"{_name(fun)} is not in place: {'; '.join(wrong)}. A value that is used again after "
             "it has been overwritten has to be copied: use it before, or read the ref again"
         )
-        if not _jax.xla_copies_less:
+        if not _jax.xla_copies_less:  # pragma: no cover, JAX before 0.11.2
             error.add_note(
                 f"If that isn't it, jaxlib {jaxlib.__version__} is: it copies what a branch reads "
                 "after it has written it, and where large parts are read. Upgrade to 0.11.2 or "

@@ -62,6 +62,15 @@ def in_a_branch(f, r, x):
     return refs.cond(jnp.array(True), lambda: f(r, x), lambda: f(r, x))
 
 
+def in_a_backward_rule(f, r, x):
+    @jax.custom_vjp
+    def identity(y):
+        return y
+
+    identity.defvjp(lambda y: (y, x), lambda x, ct: (f(r, ct * x),))
+    return refs.grad(identity)(1.0)
+
+
 WAYS = {
     "jit": lambda f, r, x: refs.jit(f)(r, x),
     "jit without results": lambda f, r, x: refs.jit(lambda r, x: (f(r, x), None)[1])(r, x),
@@ -73,6 +82,7 @@ WAYS = {
     "linearize": lambda f, r, x: refs.linearize(lambda x: f(r, x), x),
     "scan": lambda f, r, x: refs.scan(lambda c, _: (f(r, c), None), x, None, length=1),
     "cond": in_a_branch,
+    "backward rule": in_a_backward_rule,
 }
 
 
@@ -109,3 +119,23 @@ def test_failures_that_nobody_fetches_do_not_pile_up():
             step()
             jax.effects_barrier()
     assert len(failure._failures) <= failure._MOST
+
+
+def test_what_follows_a_callback_in_a_derivative_waits_for_it():
+    """A function of its own program, which touches a ref, in one that is run op by op."""
+    matrix, r, seen = jnp.ones((1000, 1000)), refs.new_ref(jnp.float32(5)), []
+
+    @refs.jit
+    def step(x):
+        r[...] += x
+        io_callback(lambda: seen.append("called"), None)
+        return x
+
+    def f(x):
+        y = step(x)
+        seen.append("returned")
+        return y
+
+    for _ in range(2):
+        refs.grad(f)(slow(matrix))
+    assert seen == ["called", "returned"] * 2

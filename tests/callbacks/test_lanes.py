@@ -401,3 +401,20 @@ def test_branches_in_branches(jit, method):
     got = jit(refs.vmap(outer))(x, n, r)
     same(got, np.where((n > 0)[:, None] & (x > n[:, None] + 1), x + 10, x))
     same(r[...], numbers(3) + 1)
+
+
+@both
+def test_the_oldest_of_jaxs_methods(jit):
+    """It leaves arguments that aren't mapped as they are, as in JAX."""
+    x, y, r = numbers(3, 2), numbers(2), ref(3)
+
+    def lane(module, x, y):
+        add = lambda a, b: np.asarray(a) + np.asarray(b)  # noqa: E731
+        return module.pure_callback(add, S((2,), jnp.int32), x, y, vmap_method="legacy_vectorized")
+
+    def counted(x, q):
+        q[...] += 1
+        return lane(refs, x, y)
+
+    same(jit(refs.vmap(counted))(x, r), jax.vmap(lambda x: lane(jax, x, y))(x))
+    same(r[...], numbers(3) + 1)

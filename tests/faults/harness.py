@@ -136,8 +136,11 @@ def in_child(function, *args, and_stderr=False):
         f"result = module.{function.__name__}(*{args!r})\n"
         "print('\\n' + json.dumps(result))\n"
     )
+    # Coverage isn't measured there: an interrupt would find its tracer amid its own work.
+    unmeasured = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_PROCESS")}
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", program],
+        env=unmeasured,
         cwd=ROOT,
         capture_output=True,
         text=True,

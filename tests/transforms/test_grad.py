@@ -245,3 +245,14 @@ def test_an_argument_that_is_returned_as_it_is_inside_checkify():
     assert (error.get(), gradient) == (None, 1)
     error, _ = checkify.checkify(refs.grad(f))(0.0)
     assert "not positive" in error.get()
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, refs.jit], ids=["op by op", "jit"])
+def test_zeros_of_a_ref_on_an_explicit_mesh_are_spread_as_it_is(wrap):
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        r = refs.new_ref(jax.device_put(jnp.arange(4.0), jax.P("d")))
+        zeros, dy = wrap(refs.grad(lambda r, y: 2.0 * y, argnums=(0, 1)))(r, 1.0)
+    assert dy == 2
+    assert not zeros.any()
+    assert zeros.sharding.is_equivalent_to(r.sharding, 1)

@@ -251,3 +251,16 @@ def test_a_loop_over_what_another_transformation_leaves():
     out = refs.vmap(lane)(jnp.array([1.0, 3.0, 2.0]))
     np.testing.assert_allclose(out, 3 * np.array([1.0, 3.0, 2.0]) + 1)
     np.testing.assert_allclose(best[...], [3, 6])
+
+
+def test_two_results_of_one_operation_are_different_indices():
+    """So what is read isn't what is written, and the lanes would read what others write."""
+    r = refs.new_ref(jnp.arange(4.0))
+
+    def lane(x):
+        low, high = jax.jit(lambda x: (jnp.argmin(x), jnp.argmax(x)))(x)
+        r[low] = r[high] + 1
+
+    with pytest.raises(refs.errors.RefValueError, match="what other lanes write"):
+        refs.vmap(lane)(jnp.arange(6.0).reshape(2, 3))
+    np.testing.assert_array_equal(r[...], jnp.arange(4.0))
