@@ -56,6 +56,7 @@ def test_the_tables(capsys):
     assert "peak memory" not in printed
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_a_copy_shows_in_the_peak():
     n = 2**24

@@ -98,6 +98,7 @@ def test_gym_env_replays(gym_env, console, env_id, steps):
     assert sorted(result.returns) == sorted(returns) != []
 
 
+@pytest.mark.slow
 def test_gym_env_learns(gym_env, console, tmp_path):
     result = gym_env.main(steps=2500, rows=1024, out=tmp_path, console=console)
     assert result.at_start < 40
@@ -134,6 +135,7 @@ def test_gym_env_refuses_settings(gym_env, console):
 # --- shared_memory ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_shared_memory_is_followed(shared_memory, console):
     result = shared_memory.main(steps=1500, every=3, limit=400, quiet=True, console=console)
     sights = result.report.sights

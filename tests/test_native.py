@@ -183,6 +183,7 @@ def test_every_program_is_tested(native):
         assert [t for t in tests if t.startswith(f"test_{name}_")], name
 
 
+@pytest.mark.slow
 def test_what_does_not_end_is_ended_and_the_next_program_runs(native):
     names = ["while_loop_whose_predicate_reads_a_ref_under_jit", "negative_step"]
     rows = list(native.outcomes(names, time_out=10))

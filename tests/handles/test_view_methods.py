@@ -131,6 +131,7 @@ def test_derivatives(method, index):
         np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_derivatives_of_products_with_zeros_and_windows():
     i = jnp.array([1, 0, 1, 1])
 
