@@ -381,29 +381,3 @@ def test_callbacks_get_values_and_keep_their_order():
     agree(program, plain, [X], np.float32(3), ways=["passed"], effects=["OrderedDebugEffect"])
     jax.effects_barrier()
     assert seen == [3, 6, 3, 6, 9, 18]  # discharged, once; then compiled, twice
-
-
-# --- optimization_barrier: refs pass through it ---------------------------------------------------
-
-
-def behind_barrier(q, x):
-    return lax.optimization_barrier((q, x))[-1]
-
-
-def test_a_barrier_in_a_function_that_only_reads():
-    inner = jax.jit(lambda q, x: behind_barrier(q, x) + q[1])
-    agree(inner, lambda a, x: x + a[1], [X], np.float32(1), ways=["passed"])
-
-
-@pytest.mark.parametrize("reads", [False, True])
-def test_a_barrier_over_rows(reads):
-    """Of a ref that the loop reads, and of one that it only hands on."""
-
-    def program(r, x):
-        def step(c, q):
-            return behind_barrier(q, c) + (q[...] if reads else 1), None
-
-        return refs.scan(step, x, r)[0]
-
-    total = X.sum() if reads else len(X)
-    agree(program, lambda a, x: x + total, [X], np.float32(1), ways=["passed"])

@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import refs
+from tests.discharge.helpers import agree
 
 X = np.arange(1, 5, dtype=np.float32)
 same = np.testing.assert_array_equal
@@ -121,6 +122,29 @@ def test_a_barrier_is_differentiated():
         return lax.optimization_barrier((r, r[...]))[1].sum()
 
     same(refs.grad(loss)(2.0, refs.new_ref(X)), X.sum())
+
+
+def passed_by(q, x):
+    return lax.optimization_barrier((q, x))[-1]
+
+
+def test_a_barrier_in_a_function_that_only_reads():
+    inner = jax.jit(lambda q, x: passed_by(q, x) + q[1])
+    agree(inner, lambda a, x: x + a[1], [X], np.float32(1), ways=["passed"])
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_barrier_over_rows(reads):
+    """Of a ref that the loop reads, and of one that it only hands on."""
+
+    def program(r, x):
+        def step(c, q):
+            return passed_by(q, c) + (q[...] if reads else 1), None
+
+        return refs.scan(step, x, r)[0]
+
+    total = X.sum() if reads else len(X)
+    agree(program, lambda a, x: x + total, [X], np.float32(1), ways=["passed"])
 
 
 # --- custom_vmap ---------------------------------------------------------------------------------
