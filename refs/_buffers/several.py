@@ -6,6 +6,7 @@ other when the exchange has ended.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,10 +75,8 @@ def replaced(
         # A separate exchange, whose record as a reader is gone when `body` runs.
         read_cells, read_buffers = [*map(_cell_of, read)], []  # type: ignore[var-annotated]
         constants = exchange([], copied, (read_buffers,), read_cells, read_buffers)
-        before = _jax.callbacks_so_far()
-        new, rest = body(_copies(written, held), constants)
-        if calls_back:
-            _jax.finish((new, rest), before)
+        run = functools.partial(body, _copies(written, held), constants)
+        new, rest = _jax.finished(run) if calls_back else run()
         _overwrite(written, held, new)
         return held, rest
 
@@ -86,14 +85,7 @@ def replaced(
 
 def holding(refs: Sequence[RefLike], call: Callable[[], Any]) -> Any:
     """`call()`, which calls back, while these refs are taken: its callbacks can't use them."""
-
-    def finished(held: list[Buffer], _: list[Buffer]) -> tuple[list[Buffer], Any]:
-        before = _jax.callbacks_so_far()
-        result = call()
-        _jax.finish(result, before)
-        return held, result
-
-    return exchange_refs(refs, [], finished, True)
+    return exchange_refs(refs, [], lambda held, _: (held, _jax.finished(call)), True)
 
 
 def replace(

@@ -112,11 +112,8 @@ class _AtTopLevel(OpByOp):
     def _discharged(
         self, jaxpr: ClosedJaxpr, operands: Sequence[Value], made: dict[Any, Any] | None = None
     ) -> list[Any]:
-        before = _jax.callbacks_so_far()
-        out = super()._discharged(jaxpr, operands, made)
-        if can_fail(jaxpr):
-            _jax.finish(out, before)
-        return out
+        discharged = functools.partial(super()._discharged, jaxpr, operands, made)
+        return _jax.finished(discharged) if can_fail(jaxpr) else discharged()
 
     def first_changed(self, refs: Sequence[RefLike], buffers: Sequence[Buffer]) -> RefLike | None:
         """The first of these refs that was written from elsewhere after it was read."""

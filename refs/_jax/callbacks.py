@@ -15,7 +15,7 @@ from jax._src.state import types as _state_types
 from refs._types import Aval, DType, Primitive, Value
 
 __all__ = [
-    "array_type", "callbacks_so_far", "finish", "io_effect", "read_and_write",
+    "array_type", "callbacks_so_far", "finish", "finished", "io_effect", "read_and_write",
     "refuse_derivatives", "register_host_lowering", "register_native_discharge", "varying_over",
 ]  # fmt: skip
 
@@ -43,8 +43,8 @@ def callbacks_so_far() -> list[dict[Any, Any]]:
 def finish(results: Any, before: Sequence[dict[Any, Any]]) -> None:
     """Waits for results, and for the programs with callbacks that this thread has started since.
 
-    `before` is what `callbacks_so_far` returned then. The error of a callback is raised
-    here, and not by JAX a second time, at a later `jax.effects_barrier`.
+    `before` is what `callbacks_so_far` returned then. The error of a callback is raised here, and
+    not by JAX a second time, at a later `jax.effects_barrier`.
     """
     started = [
         (tokens, key)
@@ -61,6 +61,14 @@ def finish(results: Any, before: Sequence[dict[Any, Any]]) -> None:
             errors.append(error)
     if errors:
         raise errors[0]
+
+
+def finished(call: Callable[[], Any]) -> Any:
+    """What `call` returns, when that and the programs with callbacks that it starts are done."""
+    before = callbacks_so_far()
+    results = call()
+    finish(results, before)
+    return results
 
 
 def read_and_write(n: int) -> set[Any]:

@@ -45,14 +45,6 @@ def one_by_one(taken, call, operands=()):
 BOTH = pytest.mark.parametrize("trade", [exchange, one_by_one])
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left():
-    """However an exchange ends, nobody is noted for it."""
-    yield
-    assert not mine.records
-    assert not readers
-
-
 # --- What is exchanged ----------------------------------------------------------------------------
 
 
