@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from jax import lax
 
 from refs import _jax
 from refs._indexing.sharded import sharded_like
 from refs._origin import UNKNOWN, Origin
 from refs._types import RefLike, Value
-from refs.errors import RefStateError
+from refs.errors import RefEscapeError, RefStateError
 
 
 class Cell:
@@ -125,3 +128,23 @@ def root(cell: Cell) -> Cell:
     while isinstance(cell, Row):
         cell = cell.whole
     return cell
+
+
+def split(args: Sequence[Value]) -> list[Value]:
+    """The array operands among `args`."""
+    return [a for a in args if not isinstance(a, Cell)]
+
+
+def merge(args: Sequence[Value], arrays: Sequence[Value]) -> list[Any]:
+    """`args` with its array operands replaced."""
+    rest = iter(arrays)
+    return [a if isinstance(a, Cell) else next(rest) for a in args]
+
+
+def check_no_ref_returned(out: Sequence[Value]) -> None:
+    for x in out:
+        if isinstance(x, Cell):
+            raise RefEscapeError(
+                f"{x.describe()} is returned from the body of a loop, a branch or an inner "
+                "function: return its value, `ref[...]`"
+            )

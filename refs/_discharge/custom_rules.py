@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from refs import _jax
-from refs._discharge.cells import Cell
-from refs._discharge.interpreter import Context, Scope, merge
+from refs._discharge.cells import Cell, merge
+from refs._discharge.interpreter import Context, Scope
 from refs._tracing import touch_analysis
 from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import Touch

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, NamedTuple
 
 from refs import _jax
 from refs._callbacks.primitives import host_callback_p
-from refs._discharge.cells import Cell, Row, root
+from refs._discharge.cells import Cell, Row, check_no_ref_returned, merge, root, split
 from refs._discharge.lanes import Accumulator, Lanes
 from refs._discharge.rule_choice import rule_of
 from refs._discharge.rule_closures import Bindings, Frame, late, untouched
@@ -26,7 +27,6 @@ from refs._tracing import derivative_rules, touch_analysis
 from refs._tracing.derivative_rules import has_custom_vjp
 from refs._tracing.touch_analysis import Touch
 from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, RefLike, Value
-from refs.errors import RefEscapeError
 
 
 class Context:
@@ -214,6 +214,11 @@ class Scope:
                         touched.append((cell, kind))
         sums = {id(cell.ref): cell.ref for cell, _ in touched if isinstance(cell, Accumulator)}
         self.sums = list(sums.values())
+        # The places of rows that are no state themselves are operands of a body: a derivative rule,
+        # which JAX traces later, can't close over them.
+        places: dict[int, tuple[Cell, tuple[Value, ...]]] = {
+            id(cell): (cell, cell.prefix) for cell, _ in touched if isinstance(cell, Accumulator)
+        }
         touched = [(cell, kind) for cell, kind in touched if not isinstance(cell, Accumulator)]
         self.portable &= not self.sums
         # Two rows of one ref may be the same row, or the ref itself may be touched, too. Then the
@@ -224,9 +229,13 @@ class Scope:
         kinds: dict[int, tuple[Cell, Touch]] = {}
         for cell, kind in touched:
             if isinstance(cell, Row) and len(sharing[id(root(cell))]) > 1:
-                cell = root(cell)
                 self.portable = False
+                while isinstance(cell, Row):
+                    places[id(cell)] = (cell, (cell.index,))
+                    cell = cell.whole
             kinds[id(cell)] = (cell, kinds.get(id(cell), (cell, Touch.NONE))[1] | kind)
+        self.places = list(places.values())
+        self._indices = [i for _, indices in self.places for i in indices]
         self._held = {key for key, (_, kind) in kinds.items() if kind == Touch.HELD}
         kinds = {
             key: (c, kind.settled(Touch.NONE if root(c).is_idle else ctx.held))
@@ -247,13 +256,21 @@ class Scope:
 
     @property
     def constants(self) -> list[Value]:
-        """The values of the cells that are only read, then `Lanes.operands`, if in lanes."""
-        lanes = self._ctx.lanes
-        return [*(c.read() for c in self.read), *(lanes.operands if lanes is not None else [])]
+        """The values of the cells that are only read, `Lanes.operands` if in lanes, and indices."""
+        operands = [] if self._ctx.lanes is None else self._ctx.lanes.operands
+        return [*(c.read() for c in self.read), *operands, *self._indices]
+
+    def split_constants(
+        self, constants: Sequence[Value]
+    ) -> tuple[Sequence[Value], Sequence[Value], Sequence[Value]]:
+        """The three parts of `constants`, or of what JAX has in their places."""
+        start, end = len(self.read), len(constants) - len(self._indices)
+        return constants[:start], constants[start:end], constants[end:]
 
     def in_lanes(self, constants: Sequence[Value], lanes: Lanes) -> list[Value]:
         """`constants` for a body that runs in these lanes."""
-        return [*constants[: len(self.read)], *lanes.operands]
+        values, _, indices = self.split_constants(constants)
+        return [*values, *lanes.operands, *indices]
 
     def update(self, state: Sequence[Value]) -> None:
         """Gives the written cells their new values."""
@@ -321,17 +338,19 @@ class InnerScope:
             return cell
 
         self._written = [inner(c, v) for c, v in zip(scope.written, state, strict=True)]
-        values = constants[: len(scope.read)]
+        values, operands, indices = scope.split_constants(constants)
         read = [inner(c, v, only_read) for c, v in zip(scope.read, values, strict=True)]
         idle = [inner(c, None) for c in scope._idle]
         outers = (*scope.written, *scope.read, *scope._idle)
         inners = (*self._written, *read, *idle)
         inner_of = {id(o): i for o, i in zip(outers, inners, strict=True)}
-        counterparts = _Counterparts(inner_of, sum_of, is_silent)
+        given = iter(indices)
+        place_of = {id(c): tuple(islice(given, len(place))) for c, place in scope.places}
+        counterparts = _Counterparts(inner_of, sum_of, place_of, is_silent)
         self.cell = counterparts.cell
         self.ctx = Context(ctx, scope.bindings, counterparts.find)
         if ctx.lanes is not None:
-            self.ctx.lanes = ctx.lanes.inside(constants[len(scope.read) :])
+            self.ctx.lanes = ctx.lanes.inside(operands)
         self.ctx.cells = {
             ref: self.cell(cell)
             for ref, cell in ctx.cells.items()
@@ -345,7 +364,7 @@ class InnerScope:
     def run(self, closed: ClosedJaxpr, args: Sequence[Value]) -> tuple[list[Value], list[Value]]:
         """Runs a jaxpr on inner arrays and outer cells: (outputs, new state)."""
         out = self.ctx.eval(closed, self.args(args))
-        _check_no_ref_returned(out)
+        check_no_ref_returned(out)
         return out, self.state
 
     def args(self, args: Sequence[Value]) -> list[Any]:
@@ -358,15 +377,19 @@ class _Counterparts(NamedTuple):
 
     inner_of: dict[int, Cell]
     sum_of: dict[int, RefLike]
+    place_of: dict[int, tuple[Value, ...]]
     is_silent: bool
 
     def cell(self, outer: Cell) -> Cell:
         """The inner cell that stands for an outer cell."""
         if isinstance(outer, Accumulator):
             ref = self.sum_of.get(id(outer.ref), outer.ref)
-            return outer.of(outer.ref if ref is None else ref, self.is_silent or ref is None)
+            is_silent = self.is_silent or ref is None
+            prefix = self.place_of.get(id(outer), outer.prefix)
+            return outer.of(outer.ref if ref is None else ref, prefix, is_silent)
         if isinstance(outer, Row) and id(outer) not in self.inner_of:
-            return Row(self.cell(outer.whole), outer.index)
+            [index] = self.place_of.get(id(outer), (outer.index,))
+            return Row(self.cell(outer.whole), index)
         return self.inner_of[id(outer)]
 
     def find(self, outer: Cell) -> Cell | None:
@@ -375,23 +398,3 @@ class _Counterparts(NamedTuple):
             return self.cell(outer)
         except KeyError:
             return None
-
-
-def _check_no_ref_returned(out: Sequence[Value]) -> None:
-    for x in out:
-        if isinstance(x, Cell):
-            raise RefEscapeError(
-                f"{x.describe()} is returned from the body of a loop, a branch or an inner "
-                "function: return its value, `ref[...]`"
-            )
-
-
-def split(args: Sequence[Value]) -> list[Value]:
-    """The array operands among `args`."""
-    return [a for a in args if not isinstance(a, Cell)]
-
-
-def merge(args: Sequence[Value], arrays: Sequence[Value]) -> list[Any]:
-    """`args` with its array operands replaced."""
-    rest = iter(arrays)
-    return [a if isinstance(a, Cell) else next(rest) for a in args]

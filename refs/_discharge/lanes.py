@@ -89,9 +89,9 @@ class Accumulator(Cell):
         row.target = self.target
         return row
 
-    def of(self, ref: RefLike, is_silent: bool) -> Accumulator:
-        """The same place in `ref`, another name of the ref, in a function that it is passed to."""
-        same = Accumulator(ref, self.origin, self.method, self.prefix, self.is_silent or is_silent)
+    def of(self, ref: RefLike, prefix: tuple[Value, ...], is_silent: bool) -> Accumulator:
+        """The same place under other names of the ref and of the indices, in another function."""
+        same = Accumulator(ref, self.origin, self.method, prefix, self.is_silent or is_silent)
         same.target = self.target
         return same
 

@@ -344,3 +344,29 @@ def test_a_rule_that_touches_the_ref_whose_rows_its_function_runs_over(wrap):
     assert wrap(refs.grad(loss))(1.0) == 2 * 4 * 6
     # The cotangents of `f` in the last, the second and the first step.
     assert r[0, 0] == 1 + 6 + 4 * 6 + 2 * 4 * 6
+
+
+def accumulating(kind):
+    """`f(q, x)` adds x to q and returns 2 x; its derivative is said to be 3."""
+    f = (jax.custom_vjp if kind == "vjp" else jax.custom_jvp)(
+        lambda q, x: (q.addupdate(x), 2 * x)[1]
+    )
+    if kind == "vjp":
+        f.defvjp(lambda q, x: (f(q, x), None), lambda _, ct: (jnp.zeros(2), 3 * ct))
+    else:
+        f.defjvp(lambda primals, tangents: (f(*primals), 3 * tangents[1]))
+    return f
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, refs.jit], ids=["op by op", "jit"])
+@pytest.mark.parametrize("kind", ["vjp", "jvp"])
+def test_lanes_that_accumulate_into_the_rows_of_a_ref_they_share(kind, wrap):
+    """The row's index belongs to a step of a loop, and the rule is traced after that."""
+    r, f = refs.new_ref(jnp.zeros((3, 2))), accumulating(kind)
+
+    def lane(x):
+        return refs.scan(lambda c, q: (c + f(q, x), None), 0.0, r)[0]
+
+    got = wrap(refs.grad(lambda x: refs.vmap(lane)(x).sum()))(jnp.array([1.0, 5.0]))
+    np.testing.assert_array_equal(got, [9, 9])
+    np.testing.assert_array_equal(r[...], np.full((3, 2), 6))

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs._discharge.cells import Cell
-from refs._discharge.interpreter import Context, Scope, split
+from refs._discharge.cells import Cell, split
+from refs._discharge.interpreter import Context, Scope
 from refs._discharge.registry import register
 from refs._types import Eqn, Value
 

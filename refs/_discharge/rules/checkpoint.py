@@ -16,8 +16,8 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs._discharge.cells import Cell
-from refs._discharge.interpreter import Context, merge
+from refs._discharge.cells import Cell, merge
+from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
 from refs._discharge.stored_reads import READ
 from refs._tracing import touch_analysis

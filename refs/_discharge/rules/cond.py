@@ -10,7 +10,8 @@ from jax import lax
 
 from refs import _jax
 from refs._callbacks.primitives import host_callback_p, ref_callback_p
-from refs._discharge.interpreter import Context, merge, split
+from refs._discharge.cells import merge, split
+from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
 from refs._tracing.facts import Inner
 from refs._types import ClosedJaxpr, Eqn, Value

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
-from refs._discharge.cells import root
+from refs._discharge.cells import merge, root, split
 from refs._discharge.custom_rules import changed_by, eval_rule, is_smooth, through
-from refs._discharge.interpreter import Context, merge, split
+from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
 from refs._types import Eqn, PyTree, RefLike, Value
 

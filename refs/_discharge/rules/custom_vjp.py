@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from refs import _jax
-from refs._discharge.cells import Cell, Row
+from refs._discharge.cells import Cell, Row, merge, split
 from refs._discharge.custom_rules import eval_rule, is_smooth, through
-from refs._discharge.interpreter import Context, Scope, merge, split
+from refs._discharge.interpreter import Context, Scope
 from refs._discharge.lanes import Accumulator, Lanes
 from refs._discharge.program import Program, run_in_lanes
 from refs._discharge.registry import register
@@ -84,7 +84,8 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
         if any(perturbed[k] for k in followed):
             part = through(scope, closed, args, (arrays, state, constants), followed, where)
             _, pull = jax.vjp(part, [state[k] for k in followed])
-        return (out[own:], inside.state), (residuals, constants[n_read:], paths, pull)
+        _, flags, _ = scope.split_constants(constants)
+        return (out[own:], inside.state), (residuals, flags, paths, pull)
 
     def bwd(saved: Any, cotangents: Any) -> Any:
         residuals, flags, paths, pull = saved

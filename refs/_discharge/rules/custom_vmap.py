@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs._discharge.cells import Cell, Row
-from refs._discharge.interpreter import Context, merge
+from refs._discharge.cells import Cell, Row, merge
+from refs._discharge.interpreter import Context
 from refs._discharge.lanes import Accumulator
 from refs._discharge.registry import register
 from refs._handles.ref_type import RefType

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
-from refs._discharge.cells import Cell
-from refs._discharge.interpreter import Context, merge, split
+from refs._discharge.cells import Cell, merge, split
+from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
 from refs._types import Eqn, PyTree, Value
 
