@@ -151,11 +151,11 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.steps)
     @rule(random=randoms)
     def run_again(self, random):
-        """On the same refs, or, if it closes over none, on others of their types."""
+        """On the same refs, or, if it closes over none, on others of their types and devices."""
         step = random.choice(self.steps)
         kinds = {}
-        for name, model in self.models.items():
-            kinds.setdefault((model.dtype, model.shape), []).append(name)
+        for name, ref in self.refs.items():
+            kinds.setdefault((ref.dtype, ref.shape, ref.sharding), []).append(name)
         others = {name: name for name in self.refs}
         for names in kinds.values() if not step.closes_over_refs else ():
             others |= zip(names, random.sample(names, len(names)), strict=True)
