@@ -1,0 +1,61 @@
+"""Programs in which one stage of the in-place pass meets what another has made."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from refs._inplace import rewrite
+
+X = jnp.arange(512.0).reshape(8, 64)
+
+
+def deposits_of_two_loops_in_a_circle(x):
+    """Each loop's sum could start from what the other loop leads to, but not both of them."""
+
+    def loop(k):
+        def step(total, row):
+            return total.at[k].add(row), row.sum()
+
+        return lax.scan(step, jnp.zeros_like(x), x)
+
+    (first, of_first), (second, of_second) = loop(1), loop(2)
+    return of_second[:, None] * x + first, of_first[:, None] * x + second
+
+
+def a_sum_of_a_sum(x):
+    """The sum with zeros is the sum before it, which is itself put onto `x`."""
+    y = x + jnp.zeros_like(x).at[3].add(5.0)
+    return y + jnp.zeros_like(y), y.sum()
+
+
+def a_loop_over_a_buffer_alone(x):
+    """A value that was read passes the loop, which has no operand but the buffer."""
+    read = x.sum()
+    return lax.while_loop(lambda x: x[0, 0] < 9.0, lambda x: x.at[0].add(1.0), x), read * 2.0
+
+
+def a_recomputation_that_hides_nothing(x):
+    """No operand of the backward pass is behind JAX's barrier."""
+    f = jax.checkpoint(lambda x: jnp.sin(x.at[1].set(0.0)).sum(), prevent_cse=(False,))
+    return jax.grad(f)(x)
+
+
+PROGRAMS = [
+    deposits_of_two_loops_in_a_circle,
+    a_sum_of_a_sum,
+    a_loop_over_a_buffer_alone,
+    a_recomputation_that_hides_nothing,
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_the_values_stay(program):
+    if program is a_recomputation_that_hides_nothing and jax.__version_info__ < (0, 11):
+        pytest.skip("prevent_cse takes one bool")
+    closed = jax.make_jaxpr(program)(X)
+    new = rewrite(closed.jaxpr)
+    want, got = (jax.core.eval_jaxpr(j, closed.consts, X) for j in (closed.jaxpr, new))
+    for x, y in zip(want, got, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6)
