@@ -79,6 +79,7 @@ class _Sums:
             self.new[k] = []
             for deposit in deposits:
                 base = self._put(deposit, base, self.new[k])
+                self.made_by.setdefault(base, k)  # It needs what the sum needs: see `_depends`.
             self.names[eqn.outvars[0]] = base
             return
 

@@ -28,16 +28,14 @@ from refs._types import Atom, Eqn
 FARTHEST = 300
 
 
-def order(body: Body) -> bool:
-    """Puts the equations of a body in an order for updates in place; False if they form a cycle."""
+def order(body: Body) -> None:
+    """Puts the equations of a body in an order for updates in place."""
     schedule = _Schedule(body)
-    if not schedule.sort():
-        return False
+    schedule.sort()
     for buffer, update in schedule.updates.items():
         schedule.put_readers_first(buffer, update)
         schedule.put_users_last(buffer, update)
     body.eqns = [body.eqns[k] for k in schedule.order]
-    return True
 
 
 class _Schedule:
@@ -59,8 +57,8 @@ class _Schedule:
         self.order: list[int] = []
         self.place = [0] * len(self.eqns)
 
-    def sort(self) -> bool:
-        """Orders the equations as in the program, operands first; False if there is a cycle."""
+    def sort(self) -> None:
+        """Orders the equations as in the program, operands first."""
         missing = [len({*before}) for before in self.before]
         after: list[list[int]] = [[] for _ in self.eqns]
         for k, before in enumerate(self.before):
@@ -74,8 +72,8 @@ class _Schedule:
                 missing[j] -= 1
                 if missing[j] == 0:
                     heapq.heappush(ready, j)
+        assert len(self.order) == len(self.eqns), "an equation needs its own result"
         self._number(0)
-        return len(self.order) == len(self.eqns)
 
     def put_readers_first(self, buffer: Atom, update: int) -> None:
         """Puts the equations that take a buffer before its update.

@@ -58,8 +58,7 @@ def _rewrite(jaxpr: Jaxpr, on_cpu: bool, known: dict[int, tuple[Jaxpr, Jaxpr]]) 
         if on_cpu:
             split_branches(body)
             slice_small_gathers(body)
-        is_ordered = order(body)
-        if is_ordered:
-            put_fences(body, on_cpu)
-        known[id(jaxpr)] = jaxpr, body.close() if is_ordered else jaxpr
+        order(body)
+        put_fences(body, on_cpu)
+        known[id(jaxpr)] = jaxpr, body.close()
     return known[id(jaxpr)][1]

@@ -11,17 +11,26 @@ from refs._inplace import rewrite
 X = jnp.arange(512.0).reshape(8, 64)
 
 
-def deposits_of_two_loops_in_a_circle(x):
+def sum_rows(x, k):
+    """A loop that only adds to its carry, and what else it returns."""
+
+    def step(total, row):
+        return total.at[k].add(row), row.sum()
+
+    return lax.scan(step, jnp.zeros_like(x), x)
+
+
+def two_loops_in_a_circle(x):
     """Each loop's sum could start from what the other loop leads to, but not both of them."""
-
-    def loop(k):
-        def step(total, row):
-            return total.at[k].add(row), row.sum()
-
-        return lax.scan(step, jnp.zeros_like(x), x)
-
-    (first, of_first), (second, of_second) = loop(1), loop(2)
+    (first, of_first), (second, of_second) = sum_rows(x, 1), sum_rows(x, 2)
     return of_second[:, None] * x + first, of_first[:, None] * x + second
+
+
+def two_loops_in_a_circle_with_a_deposit(x):
+    """The second sum has one more deposit, which the second loop starts from."""
+    (first, of_first), (second, of_second) = sum_rows(x, 1), sum_rows(x, 2)
+    one = of_second[:, None] * x + first
+    return one, of_first[:, None] * x + (jnp.zeros_like(x).at[3].add(5.0) + second)
 
 
 def a_sum_of_a_sum(x):
@@ -43,7 +52,8 @@ def a_recomputation_that_hides_nothing(x):
 
 
 PROGRAMS = [
-    deposits_of_two_loops_in_a_circle,
+    two_loops_in_a_circle,
+    two_loops_in_a_circle_with_a_deposit,
     a_sum_of_a_sum,
     a_loop_over_a_buffer_alone,
     a_recomputation_that_hides_nothing,
