@@ -37,7 +37,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
     scope = ctx.scope((closed, args), rules_of=eqn)
     where, analysis = _jax.user_line(eqn), ctx.lanes and ctx.lanes.analysis
     n_written, n_read = len(scope.written), len(scope.read)
-    n_flags = len(scope.constants) - n_read
+    n_rest = len(scope.constants) - n_read
     is_cell = [isinstance(a, Cell) for a in args]
     places = [_Place.of(scope, a) for a in args if isinstance(a, Cell)]
     values = [*scope.state, *scope.constants[:n_read], *scope.sums]
@@ -140,7 +140,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
         cts = (
             [ct for ct, c in zip(in_cts, is_cell, strict=True) if not c],
             of_values[:n_written],
-            [*of_values[n_written:end], *([None] * n_flags)],
+            [*of_values[n_written:end], *([None] * n_rest)],
             of_values[end:],
             None,
         )
