@@ -16,22 +16,13 @@ import refs
 from refs._inplace import gathers, rewrite
 from refs._inplace.body import Body
 from refs._inplace.order import order
+from tests.inplace.helpers import rewritten
 
 X = jnp.arange(512.0).reshape(8, 64)
 
 
 def primitives(jaxpr):
     return [eqn.primitive.name for eqn in jaxpr.eqns]
-
-
-def rewritten(fun, *args):
-    """The pass's jaxpr of a function, after making sure that it computes the same."""
-    closed = jax.make_jaxpr(fun)(*args)
-    new = rewrite(closed.jaxpr)
-    want, got = (jax.core.eval_jaxpr(j, closed.consts, *args) for j in (closed.jaxpr, new))
-    for x, y in zip(want, got, strict=True):
-        np.testing.assert_array_equal(x, y)
-    return new
 
 
 def test_programs_without_updates_are_left_alone():
