@@ -19,9 +19,9 @@ from jax._src.lib import _jax as _jaxlib
 from refs._types import Atom, Aval, Buffer, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 
 __all__ = [
-    "any_equation", "as_array", "as_closed", "at_source_of", "before_python", "bind", "bind_eqn",
-    "called_by", "captured", "commit", "eval_jaxpr", "forget_fast_path", "is_called_callback",
-    "is_zero_literal",
+    "any_equation", "as_array", "as_closed", "at_its_own_lines", "at_source_of", "before_python",
+    "bind", "bind_eqn", "called_by", "captured", "commit", "eval_jaxpr", "forget_fast_path",
+    "is_called_callback", "is_zero_literal",
     "jaxprs_in", "map_closed", "map_jaxprs", "new_var", "one_vjp", "replace_jaxpr", "split_params",
     "strong", "typed_like", "user_line", "vary_as", "with_equations",
 ]  # fmt: skip
@@ -31,16 +31,12 @@ _HiPrimitive: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimi
 
 def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
     """A closed jaxpr. Constant variables of an open one become inputs, as on the newest JAX."""
-    if isinstance(jaxpr, ClosedJaxpr):
-        return jaxpr
-    return _closed(jaxpr)  # pragma: no cover, JAX before 0.12 has open ones
-
-
-def _closed(jaxpr: Jaxpr) -> ClosedJaxpr:  # pragma: no cover, JAX before 0.12 has open ones
-    if jaxpr.constvars:
-        jaxpr = _partial_eval.convert_constvars_jaxpr(jaxpr)
-    closed: Any = ClosedJaxpr  # Its signature differs between versions.
-    return closed(jaxpr, ())
+    if not isinstance(jaxpr, ClosedJaxpr):  # pragma: no cover, JAX before 0.12 has open ones
+        if jaxpr.constvars:
+            jaxpr = _partial_eval.convert_constvars_jaxpr(jaxpr)
+        closed: Any = ClosedJaxpr  # Its signature differs between versions.
+        return closed(jaxpr, ())
+    return jaxpr
 
 
 def jaxprs_in(params: dict[str, Any]) -> Iterator[ClosedJaxpr]:
@@ -101,6 +97,21 @@ def at_source_of(eqn: Eqn) -> Iterator[None]:
         eqn.ctx.manager,
     ):
         yield
+
+
+@contextmanager
+def at_its_own_lines() -> Iterator[None]:
+    """A context, or decorator, for a user's rule: its equations get their own lines.
+
+    Otherwise they get that of the equation that JAX differentiates or transposes by the rule.
+    """
+    current = source_info_util._source_info_context
+    before = current.context
+    current.context = source_info_util.SourceInfo(None, before.name_stack)
+    try:
+        yield
+    finally:
+        current.context = before
 
 
 def user_line(eqn: Eqn) -> str:
@@ -213,10 +224,10 @@ def called_by(eqn: Eqn, call: Eqn, name: str) -> Eqn:
 
 def with_equations(jaxpr: Jaxpr | ClosedJaxpr, fun: Callable[[Jaxpr], Jaxpr]) -> Any:
     """`fun(jaxpr)`, where `fun` gets the open jaxpr. A closed jaxpr keeps its constants."""
-    if isinstance(jaxpr, ClosedJaxpr):
-        new = fun(jaxpr.jaxpr)
-        return jaxpr if new is jaxpr.jaxpr else jaxpr.replace(jaxpr=new)
-    return fun(jaxpr)  # pragma: no cover, JAX before 0.12 has open ones
+    if isinstance(jaxpr, Jaxpr):  # All are on JAX 0.12, and keep their constants themselves.
+        return fun(jaxpr)
+    new = fun(jaxpr.jaxpr)  # pragma: no cover, JAX before 0.12
+    return jaxpr if new is jaxpr.jaxpr else jaxpr.replace(jaxpr=new)  # pragma: no cover, the same
 
 
 def map_jaxprs(eqn: Eqn, fun: Callable[[Jaxpr], Jaxpr]) -> Eqn:

@@ -64,3 +64,18 @@ def test_the_values_stay(program):
     if program is a_recomputation_that_hides_nothing and jax.__version_info__ < (0, 11):
         pytest.skip("prevent_cse takes one bool")
     rewritten(program, X)
+
+
+def test_a_loop_in_a_function_that_is_called_many_times_is_rewritten_once():
+    @jax.jit
+    def layer(x):
+        return lax.scan(lambda x, k: (x.at[k].multiply(0.5), None), x, jnp.arange(8))[0]
+
+    def layers(x):
+        for _ in range(5):
+            x = layer(x)
+        return x
+
+    loops = [e for e in rewritten(layers, X).eqns if e.primitive.name == "scan"]
+    assert len(loops) == 5
+    assert len({e.params["jaxpr"].jaxpr for e in loops}) == 1
