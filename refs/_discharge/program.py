@@ -12,6 +12,7 @@ from refs._discharge.lanes import Accumulator, Lanes
 from refs._handles import access
 from refs._handles.predicates import is_ref
 from refs._lanes.lane_analysis import Contents
+from refs._lanes.primitives import lane_set
 from refs._origin import origin_of
 from refs._tracing import derivative_rules, touch_analysis
 from refs._tracing.touch_analysis import Touch
@@ -129,5 +130,5 @@ def run_in_lanes(
     out = program.run(ctx, cells, inputs, arrays)
     for ref, cell, touch in zip(refs, cells, touches, strict=True):
         if touch.changes and not touch.method:
-            access.set(ref, ..., cell.read())
+            lane_set(ref, lanes.lane, cell.read())
     return out

@@ -13,7 +13,7 @@ import jaxlib
 from jax._src import ad_util, custom_batching
 from jax._src import linear_util as lu
 
-from refs._jax.equations import as_closed
+from refs._jax.equations import as_closed, at_its_own_lines
 from refs._jax.names import zeros_like_aval
 from refs._jax.primitives import custom_jvp_call_p, custom_vjp_call_p
 from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, Sharding, Value
@@ -90,7 +90,7 @@ def jvp_rule(params: dict[str, Any]) -> JvpRule:
     return JvpRule(
         params["num_consts"],
         params["symbolic_zeros"],
-        lambda zeros: params["jvp_jaxpr_fun"].call_wrapped(*zeros),
+        lambda zeros: at_its_own_lines()(params["jvp_jaxpr_fun"].call_wrapped)(*zeros),
     )
 
 
@@ -113,7 +113,7 @@ class VjpRule(NamedTuple):
 
 def vjp_rule(params: dict[str, Any]) -> VjpRule:
     def bwd(residuals: Sequence[Any], cotangents: Sequence[Value]) -> tuple[list[Value], Any]:
-        out = params["bwd"].call_wrapped(*residuals, *cotangents)
+        out = at_its_own_lines()(params["bwd"].call_wrapped)(*residuals, *cotangents)
         in_cts, logs = out if _can_log else (out, None)
         return list(in_cts), logs
 
@@ -147,14 +147,15 @@ def _traced_anew(params: dict[str, Any], thunk: lu.WrappedFun) -> Callable[..., 
 
     JAX keeps a trace for each set of flags, but the residuals' tree of its last trace only.
     """
+    trace = at_its_own_lines()(thunk.call_wrapped)
     if not params["symbolic_zeros"]:
-        return thunk.call_wrapped
+        return trace
     known = inspect.getclosurevars(thunk.f).nonlocals.get("cells", {})
 
     def traced(*nonzeros: Any) -> Any:
         known.clear()
         try:
-            return thunk.call_wrapped(*nonzeros)
+            return trace(*nonzeros)
         finally:
             known.clear()
 
@@ -184,7 +185,10 @@ def with_rules(
 
     def replaced(key: str, fun: Callable[..., Any]) -> lu.WrappedFun:
         old = eqn.params[key]
-        call = _traced_anew(eqn.params, old) if key == "fwd_jaxpr_thunk" else old.call_wrapped
+        if key == "fwd_jaxpr_thunk":
+            call = _traced_anew(eqn.params, old)
+        else:
+            call = at_its_own_lines()(old.call_wrapped)
         return lu.wrap_init(functools.partial(fun, call), debug_info=old.debug_info)
 
     def trace(old: Callable[..., Any], *zeros: bool) -> tuple[Any, ...]:

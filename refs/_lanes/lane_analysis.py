@@ -113,7 +113,7 @@ class LaneAnalysis:
     ) -> list[Any]:
         primitive = eqn.primitive
         if primitive is _jax.get_p or primitive is _jax.freeze_p:
-            return [self._get(eqn, *args)]
+            return [self._get(eqn, is_used, *args)]
         if primitive is _jax.swap_p:
             return [self._swap(eqn, diverged, is_used, *args)]
         if primitive is _jax.addupdate_p:
@@ -183,8 +183,9 @@ class LaneAnalysis:
 
     # -- refs -------------------------------------------------------------------------------------
 
-    def _get(self, eqn: Eqn, ref: Contents, *index: bool) -> bool:
-        self._check_read(eqn, ref)
+    def _get(self, eqn: Eqn, is_used: bool, ref: Contents, *index: bool) -> bool:
+        if is_used:
+            self._check_read(eqn, ref)
         return ref.varies or any(index)
 
     def _swap(

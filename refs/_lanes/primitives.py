@@ -3,7 +3,8 @@
 `lane_update` updates a ref that the lanes share, by a method whose order doesn't matter: add,
 multiply, min or max. Batched by `jax.vmap`, it becomes one update with all lanes' contributions, at
 all their indices: the cost of an addition is that of the contributions, however large the ref is. A
-value that is the same in every lane still contributes once for each.
+value that is the same in every lane still contributes once for each. The method "set" overwrites
+the whole ref, once, by a value that is the same in every lane.
 
 `lane_any` is true if a flag is true in any lane.
 """
@@ -20,7 +21,7 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from refs import _jax
-from refs._handles.access import accumulate
+from refs._handles import access
 from refs._indexing.index import Index, indexed_shape
 from refs._indexing.places import located, within
 from refs._indexing.syntax import Span
@@ -40,6 +41,11 @@ def lane_update(ref: RefLike, lane: Value, index: Index, method: str, value: Val
     """
     leaves, tree = jax.tree.flatten(() if index.is_whole else (index.indexer(),))
     lane_update_p.bind(ref, lane, value, *leaves, tree=tree, method=method)
+
+
+def lane_set(ref: RefLike, lane: Value, value: Value) -> None:
+    """Overwrites the shared `ref` by `value`, which is the same in every lane. `lane`: as above."""
+    lane_update_p.bind(ref, lane, value, tree=jax.tree.structure(()), method="set")
 
 
 def lane_any(flag: Value) -> Value:
@@ -72,7 +78,11 @@ def _batch_lane_update(
     else:
         value = _to_front(value, value_axis, size)
         index, value = _of_all_lanes(indexers[0], value, size)
-    accumulate(ref, index, method, value)
+    if method == "set":
+        if size:
+            access.set(ref, index, value)
+    else:
+        access.accumulate(ref, index, method, value)
     return [], []
 
 
@@ -88,6 +98,8 @@ _REDUCTIONS: dict[str, Callable[..., jax.Array]] = {
 
 def _together(method: str, value: Value, axis: int | None, size: int) -> Value:
     """The contributions of all `size` lanes as one, without the batch axis of `value`."""
+    if method == "set":
+        return value if axis is None or not size else lax.index_in_dim(value, 0, axis, False)
     if not size:
         shape = value.shape if axis is None else (*value.shape[:axis], *value.shape[axis + 1 :])
         return jnp.full(shape, neutral(value.dtype, method), value.dtype)

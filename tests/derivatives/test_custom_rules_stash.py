@@ -29,8 +29,13 @@ def twice(r, x):
     return stash(r, jnp.sin(x))  # written first, by the backward pass
 
 
+def once(f):
+    """`f`, in a loop of one step."""
+    return lambda x: lax.scan(lambda x, _: (f(x), ()), x, None, length=1)[0]
+
+
 def in_scan(body):
-    return lambda r, x: lax.scan(lambda x, _: (body(r, x), ()), x, None, length=1)[0]
+    return lambda r, x: once(lambda x: body(r, x))(x)
 
 
 PROGRAMS = {
@@ -110,7 +115,7 @@ TAPS = {
     "vmap of jit of grad": lambda f: refs.vmap(refs.jit(refs.grad(f))),
     "vmap of vjp": lambda f: refs.vmap(lambda x: refs.vjp(f, x)[1](1.0)[0]),
     "grad of vmap": lambda f: refs.grad(lambda xs: refs.vmap(f)(xs).sum()),
-    "vmap of grad of scan": lambda f: refs.vmap(refs.grad(in_one_step(f))),
+    "vmap of grad of scan": lambda f: refs.vmap(refs.grad(once(f))),
     "vmap of grad of checkpoint": lambda f: refs.vmap(refs.grad(refs.checkpoint(f))),
     "vmap of grad of cond": lambda f: refs.vmap(refs.grad(lambda x: refs.cond(x > 0, f, f, x))),
     "in a loop": lambda f: (
@@ -119,10 +124,6 @@ TAPS = {
         ]
     ),
 }
-
-
-def in_one_step(f):
-    return lambda x: lax.scan(lambda x, _: (f(x), None), x, None, length=1)[0]
 
 
 @pytest.mark.parametrize("way", TAPS)
@@ -158,3 +159,77 @@ def test_lanes_of_a_rule_that_also_reads(jit):
     f = jax.custom_vjp(lambda r, x: x)
     f.defvjp(lambda r, x: (x, r[...]), lambda scale, g: (None, scale * g))
     same(jit(refs.vmap(refs.grad(lambda x: f(r, x) ** 2)))(jnp.array([1.0, 2.0])), [6, 12])
+
+
+def overwrites(last, total):
+    last[...] = 5.0
+
+
+def overwrites_in_a_loop(last, total):
+    lax.fori_loop(0, 3, lambda k, _: last.set(k + 3.0), None)
+
+
+def overwrites_and_reads(last, total):
+    last[...] = total.shape[0] + 4.0
+    total[...] += last[...]
+
+
+OVERWRITES = [overwrites, overwrites_in_a_loop, overwrites_and_reads]
+OVERWRITING_LANES = {
+    "lanes": refs.vmap,
+    "loops in lanes": lambda f: refs.vmap(once(f)),
+    "lanes in lanes": lambda f: lambda xs: refs.vmap(refs.vmap(f))(xs[None]),
+}
+
+
+@pytest.mark.parametrize("lanes", OVERWRITING_LANES)
+@pytest.mark.parametrize("write", OVERWRITES, ids=lambda f: f.__name__)
+def test_lanes_overwrite_by_what_is_the_same_in_each(write, lanes, jit):
+    if write is overwrites_in_a_loop and lanes == "lanes in lanes":
+        pytest.skip("for the outer lanes a loop is no overwriting of the whole")
+    last, total = refs.new_ref(0.0, name="last"), refs.new_ref(jnp.zeros(1), name="total")
+    f = jax.custom_vjp(lambda x: 2 * x)
+
+    def backward(_, g):
+        write(last, total)
+        return (2 * g,)
+
+    f.defvjp(lambda x: (f(x), None), backward)
+    gradient = jit(refs.grad(lambda xs: OVERWRITING_LANES[lanes](f)(xs).sum()))
+    same(gradient(jnp.arange(3.0)), [2, 2, 2])
+    assert last[...] == 5
+    assert total[0] == (15 if write is overwrites_and_reads else 0)
+    gradient(jnp.zeros(0))
+    assert last[...] == 5
+
+
+def test_lanes_whose_rule_overwrites_what_the_function_adds_to(jit):
+    last = refs.new_ref(0.0, name="last")
+
+    @jax.custom_jvp
+    def double(x):
+        last[...] += 1
+        return 2 * x
+
+    @double.defjvp
+    def rule(primals, tangents):
+        last[...] = 5.0
+        return 2 * primals[0], 2 * tangents[0]
+
+    same(jit(refs.vmap(refs.grad(double)))(jnp.arange(3.0)), [2, 2, 2])
+    assert last[...] == 5
+
+
+def test_an_error_in_lanes_names_the_line_of_the_rule():
+    last = refs.new_ref(0.0, name="last")
+    f = jax.custom_vjp(lambda x: 2 * x)
+
+    def backward(x, g):
+        last[...] = x  # here
+        return (2 * g,)
+
+    f.defvjp(lambda x: (2 * x, x), backward)
+    with open(__file__) as file:
+        line = next(k for k, text in enumerate(file, 1) if text.endswith("x  # here\n"))
+    with pytest.raises(refs.errors.RefValueError, match=f"stash.py:{line}: all lanes share it"):
+        refs.grad(lambda xs: refs.vmap(f)(xs).sum())(jnp.arange(3.0))

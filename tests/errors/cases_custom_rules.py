@@ -103,7 +103,7 @@ def counted(call_back=False):
 
     @double.defjvp
     def rule(primals, tangents):
-        count[...] = 1.0
+        count[...] = jnp.sin(count[...])
         return 2 * primals[0], 2 * tangents[0]
 
     return count, double
