@@ -30,13 +30,13 @@ from typing import Any
 
 from refs._discharge import registry
 from refs._discharge.cells import Cell as Cell
+from refs._discharge.cells import merge as merge
 from refs._discharge.cells import root
+from refs._discharge.cells import split as split
 from refs._discharge.interpreter import Context as Context
-from refs._discharge.interpreter import Scope as Scope
-from refs._discharge.interpreter import merge as merge
-from refs._discharge.interpreter import split as split
 from refs._discharge.lanes import Accumulator
 from refs._discharge.registry import Rule as Rule
+from refs._discharge.scope import Scope as Scope
 from refs._jax import AccumEffect as AccumEffect
 from refs._jax import ReadEffect as ReadEffect
 from refs._jax import WriteEffect as WriteEffect

@@ -55,6 +55,7 @@ LAYERS = [
     ["_lanes", "_lanes.primitives", "_lanes.lane_analysis"],
     ["_discharge.registry", "_discharge.ref_transforms", "_discharge.cells"],
     ["_discharge.lanes", "_discharge.rule_closures", "_discharge.rule_choice"],
+    ["_discharge.scope"],
     ["_discharge.interpreter"],
     [
         "_discharge.program",

@@ -1,7 +1,7 @@
 """Discharge: from effectful jaxprs to pure ones, by a rule for each primitive."""
 
+from refs._discharge.cells import Cell as Cell
 from refs._discharge.discharge import discharge as discharge
-from refs._discharge.interpreter import Cell as Cell
 from refs._discharge.interpreter import Context as Context
 from refs._discharge.registry import register as register
 from refs._discharge.rules import barrier as barrier

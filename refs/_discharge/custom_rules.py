@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from refs import _jax
 from refs._discharge.cells import Cell, merge
-from refs._discharge.interpreter import Context, Scope
+from refs._discharge.interpreter import Context
+from refs._discharge.scope import Scope
 from refs._tracing import touch_analysis
 from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import Touch

@@ -9,8 +9,9 @@ import jax
 
 from refs import _jax
 from refs._discharge.cells import Cell, split
-from refs._discharge.interpreter import Context, Scope
+from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
+from refs._discharge.scope import Scope
 from refs._types import Eqn, Value
 
 

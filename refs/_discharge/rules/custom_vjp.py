@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from refs import _jax
 from refs._discharge.cells import Cell, Row, merge, split
 from refs._discharge.custom_rules import eval_rule, is_smooth, through
-from refs._discharge.interpreter import Context, Scope
+from refs._discharge.interpreter import Context
 from refs._discharge.lanes import Accumulator, Lanes
 from refs._discharge.program import Program, run_in_lanes
 from refs._discharge.registry import register
 from refs._discharge.rule_closures import apply_backward, found_later, gone
+from refs._discharge.scope import Scope
 from refs._origin import Origin
 from refs._types import ClosedJaxpr, DType, Eqn, PyTree, RefLike, Value
 
