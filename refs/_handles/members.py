@@ -151,6 +151,13 @@ def refuse_attribute(ref: RefLike, name: str) -> NoReturn:
     )
 
 
+def refuse_deletion(ref: RefLike, idx: Any) -> NoReturn:
+    raise RefTypeError(
+        f"elements of {access.describe(ref)} can't be deleted, for a ref keeps its shape: make "
+        "another, `refs.new_ref(jnp.delete(ref[...], i, axis))`"
+    )
+
+
 def refuse_truth(ref: RefLike) -> bool:
     raise RefTypeError(
         f"the truth value of {access.describe(ref)} is ambiguous: test `ref is not None`, or "

@@ -136,6 +136,8 @@ class Ref(_Fields):
     def __setitem__(self, idx: Indexer, value: Value) -> None:
         access.set(self, as_tuple(idx), value)
 
+    __delitem__ = members.refuse_deletion
+
     if TYPE_CHECKING:
         # JAX's class and the ref's type have these at run time.
         @property

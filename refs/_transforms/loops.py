@@ -21,6 +21,7 @@ from refs._handles.access import describe
 from refs._handles.predicates import is_ref, is_view
 from refs._tracing.trace import Call
 from refs._transactions.calls import in_transaction
+from refs._transactions.signature import check_callable
 from refs._transforms.vmap import vmap
 from refs._types import PyTree, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
@@ -187,7 +188,7 @@ def cond(
 
     Raises:
       RefEscapeError: if a branch returns a ref.
-      RefTypeError: if there are operands by position and by keyword.
+      RefTypeError: if a branch isn't callable, or there are operands by position and by keyword.
 
     The call may also have JAX's other form, `cond(pred, x, true_fun, y, false_fun)`.
 
@@ -200,6 +201,8 @@ def cond(
         if_true, if_false, operands = false_fun, operands[1], (true_fun, operands[0])
         return cond(pred, lambda x, _: if_true(x), lambda _, y: if_false(y), *operands)
     operands = _operands(operands, operand)
+    check_callable("cond", true_fun)
+    check_callable("cond", false_fun)
     return _branch(_choose_by_truth, pred, [true_fun, false_fun], operands)
 
 
@@ -223,14 +226,17 @@ def switch(
 
     Raises:
       RefEscapeError: if a branch returns a ref.
-      RefTypeError: if there are operands by position and by keyword.
+      RefTypeError: if a branch isn't callable, or there are operands by position and by keyword.
 
     >>> r = refs.new_ref(jnp.int32(0))
     >>> refs.switch(1, [lambda: r.set(10), lambda: r.set(20)])
     >>> r
     Ref(20, dtype=int32)
     """
-    return _branch(lax.switch, index, list(branches), _operands(operands, operand))
+    branches = list(branches)
+    for branch in branches:
+        check_callable("switch", branch)
+    return _branch(lax.switch, index, branches, _operands(operands, operand))
 
 
 def map(f: Callable[[Any], Any], xs: PyTree, *, batch_size: int | None = None) -> Any:

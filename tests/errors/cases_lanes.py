@@ -376,3 +376,8 @@ def a_lane_that_returns_no_array(r, i):
         return {"a": (r[0], x), "b": "x"}
 
     refs.vmap(lane)(X)
+
+
+@raises(errors.RefTypeError, "Expected a callable value, got 3, for cond")
+def branch_that_is_no_function(r, i):
+    refs.cond(True, lambda: 2, 3)

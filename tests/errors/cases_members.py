@@ -163,6 +163,15 @@ def update_without_an_index(r, i):
     r.at.add(1)
 
 
+@raises(
+    errors.RefTypeError,
+    "elements of ref `r` (created at FILE:N) can't be deleted, for a ref keeps its shape: make "
+    "another, `refs.new_ref(jnp.delete(ref[...], i, axis))`",
+)
+def deleted_element(r, i):
+    del r[0]
+
+
 @raises(AttributeError, "`at` has no attribute 'sum': index it, `ref.at[...]`")
 def sum_without_an_index(r, i):
     r.at.sum()
