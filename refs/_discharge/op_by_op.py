@@ -178,7 +178,7 @@ class OpByOp(_jax.Trace):
                 "backward rule may return what it writes as a cotangent, or apply shard_map inside"
             ) from None
 
-    def process_call(
+    def process_call(  # pragma: no cover, JAX before 0.12
         self, primitive: Primitive, fun: Any, operands: Sequence[Value], params: Any, /
     ) -> Any:
         with _jax.set_current_trace(self):
@@ -188,7 +188,7 @@ class OpByOp(_jax.Trace):
         with _jax.set_current_trace(self.parent):
             return self.parent.stage_value(value)
 
-    def cur_qdd(self, x: Value) -> Any:
+    def cur_qdd(self, x: Value) -> Any:  # pragma: no cover, JAX before 0.12
         with _jax.set_current_trace(self.parent):
             return self.parent.cur_qdd(x)
 

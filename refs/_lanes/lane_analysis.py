@@ -130,9 +130,8 @@ class LaneAnalysis:
             is_returned = len(eqn.outvars) == len(args)
             return [a for a in args if is_returned or not isinstance(a, Contents)]
         if facts_of(primitive).runs_once:
-            for inner, operands in inner_calls(eqn):
-                if operands is eqn.invars and len(inner.jaxpr.outvars) == len(eqn.outvars):
-                    return self._run(inner, refs, args, diverged)
+            [(inner, _)] = inner_calls(eqn)
+            return self._run(inner, refs, args, diverged)
         return self._unknown(eqn, refs, diverged, args)
 
     def _unknown(
@@ -161,12 +160,8 @@ class LaneAnalysis:
         if calls:
             self._until_stable(step, [])
         else:
-            # Refs that JAX makes by other primitives, for kernels, have no contents here.
-            known = zip(eqn.invars, args, strict=True)
-            contents = {v: a for v, a in known if isinstance(a, Contents)}
             for v, kind in touches_of(eqn):
-                if (ref := contents.get(v)) is None:
-                    continue
+                ref = given[id(v)]
                 self._check_read(eqn, ref)
                 if kind.changes:
                     if ref.is_overwritten and (varies or diverged):

@@ -258,3 +258,51 @@ def test_each_time_that_the_same_call_comes_again(kind, within):
     for k in range(1, 6):
         same(refs.grad(call)(5.0), k)
         same(r[...], k + 1)
+
+
+@pytest.mark.parametrize("scan", [lax.scan, refs.scan], ids=["jax", "refs"])
+@pytest.mark.parametrize("within", ["alone", "cond", "jit"])
+def test_the_rule_writes_a_ref_whose_rows_the_function_scans(within, scan, jit):
+    """Whole and row in one body: the whole is its state, and the row is a part of that."""
+    r = refs.new_ref(jnp.arange(6.0).reshape(3, 2), name="r")
+    double = jax.custom_vjp(lambda x: 2 * x)
+
+    def forward(x):
+        r[0, 0] += 1.0
+        return 2 * x, None
+
+    double.defvjp(forward, lambda _, g: (2 * g,))
+
+    def step(x, row):
+        def write(x):
+            row[1] += 10.0
+            return double(x)
+
+        if within == "alone":
+            return write(x), None
+        if within == "jit":
+            return jax.jit(write)(x), None
+        return lax.cond(x < 100.0, write, lambda x: x, x), None
+
+    assert jit(refs.grad(lambda x: scan(step, x, r)[0]))(1.0) == 8
+    np.testing.assert_array_equal(r[...], [[3, 11], [2, 13], [4, 15]])
+
+
+@pytest.mark.parametrize("within", [lambda f: f, jax.jit, scanned], ids=["alone", "jit", "scan"])
+def test_a_rule_calls_a_function_whose_rule_is_not_needed(within, jit):
+    """The forward rule runs; that of the function which it calls would only for its derivative."""
+    count, inner_count = refs.new_ref(0, name="count"), refs.new_ref(0, name="inner_count")
+    inner, outer = jax.custom_vjp(lambda x: 3 * x), jax.custom_vjp(lambda x: 3 * x)
+
+    def inner_forward(x):
+        inner_count[...] += 1
+        return 3 * x, None
+
+    def forward(x):
+        count[...] += 1
+        return jax.jit(lambda x: inner(x) + 0 * count[...])(x), None
+
+    inner.defvjp(inner_forward, lambda _, g: (3 * g,))
+    outer.defvjp(forward, lambda _, g: (3 * g,))
+    assert jit(refs.grad(within(outer)))(1.0) == 3
+    assert (count[...], inner_count[...]) == (1, 0)

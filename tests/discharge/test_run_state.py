@@ -81,3 +81,21 @@ def test_refs_made_inside():
     jaxpr = traced(inner, 1)
     [out] = refs.jit(lambda x: run_state(jaxpr, [x]))(X)
     np.testing.assert_array_equal(out, X + np.float32([0, 5, 0, 0]))
+
+
+def test_in_lanes():
+    jaxpr = traced(body, 2)
+    count = refs.new_ref(0, name="count")
+
+    def lane(x):
+        count[...] += 1
+        return run_state(jaxpr, [x, x + 1])
+
+    xs = np.stack([X, 2 * X, 3 * X])
+    a, b = refs.vmap(lane)(xs)
+    for k, x in enumerate(xs):
+        want = x.copy(), x + 1
+        plain_body(*want)
+        np.testing.assert_array_equal(a[k], want[0])
+        np.testing.assert_array_equal(b[k], want[1])
+    assert count[...] == len(xs)

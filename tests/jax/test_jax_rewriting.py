@@ -48,3 +48,8 @@ def test_a_call_lends_its_name():
     moved = _jax.called_by(inner, call, "jit(me)")
     assert "jit(me)" in str(moved.source_info.name_stack)
     assert _jax.user_line(moved) == _jax.user_line(inner)
+
+
+def test_a_type_without_a_sharding_has_no_explicit_one():
+    [token] = equations(jax.lax.create_token, X)
+    assert not _jax.has_explicit_sharding(token.outvars[0].aval)

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from refs import _jax
 from refs._callbacks.plan import Plan
 from refs._callbacks.primitives import host_callback_p, ref_callback_p
 from refs._discharge.cells import Row, root
@@ -60,9 +59,8 @@ def carries(eqn: Eqn) -> tuple[int, int]:
 
 @register(host_callback_p, carries=carries, is_computed_once=True, can_fail=True)
 def discharge_host_callback(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
-    """A callback without refs: each lane calls it; where lanes diverge, those in the mask."""
-    if ctx.lanes is None:
-        return _jax.bind_eqn(eqn, args)
+    """A callback without refs, in lanes: each calls it; where they diverge, those in the mask."""
+    assert ctx.lanes is not None, "outside of lanes it is evaluated as it is"
     plan: Plan = eqn.params["plan"]._replace(by_lane=True)
     if (mask := ctx.lanes.mask) is not None:
         roots, rest = args[: plan.n_roots], args[plan.n_roots :]

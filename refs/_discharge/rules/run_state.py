@@ -11,7 +11,7 @@ from refs._discharge.registry import register
 from refs._types import Eqn, Value
 
 
-@register(_jax.run_state_p, runs_once=True)
+@register(_jax.run_state_p)
 def discharge_run_state(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     [closed] = _jax.jaxprs_in(eqn.params)
     cells = [a if isinstance(a, Cell) else Cell(a) for a in args]
