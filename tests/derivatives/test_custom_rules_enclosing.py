@@ -118,3 +118,28 @@ def test_a_rule_that_allows_only_some_arguments_to_be_differentiated(within, enc
 
     r = refs.new_ref(8.0)
     same(ENCLOSING[enclosing](program)(r, jnp.float32(1.5)), 240)
+
+
+@pytest.mark.parametrize("inner", ["jvp", "vjp"])
+@pytest.mark.parametrize("outer", ["jvp", "vjp"])
+def test_a_custom_function_over_a_ref_made_in_another(inner, outer, jit):
+    """Its rule isn't needed: the function around it has its own."""
+    scale = {
+        "jvp": jax.custom_jvp(lambda r, x: r[...] * x),
+        "vjp": jax.custom_vjp(lambda r, x: r[...] * x),
+    }[inner]
+    if inner == "jvp":
+        scale.defjvp(lambda primals, tangents: 1 / 0)
+    else:
+        scale.defvjp(lambda r, x: 1 / 0, lambda _, g: 1 / 0)
+
+    def double(x):
+        return scale(refs.new_ref(2.0), x)
+
+    if outer == "jvp":
+        f = jax.custom_jvp(double)
+        f.defjvp(lambda primals, tangents: (double(*primals), 2 * tangents[0]))
+    else:
+        f = jax.custom_vjp(double)
+        f.defvjp(lambda x: (2 * x, None), lambda _, g: (2 * g,))
+    assert jit(refs.grad(lambda x: f(x) ** 2))(3.0) == 24
