@@ -117,7 +117,8 @@ def linearize(
 
     f_jvp: Any = jax.tree_util.Partial(push, native, values)
     if hasattr(native, "out_nzs"):  # pragma: no branch, JAX before 0.12 has none
-        f_jvp.out_nzs = mirrored(f.out_tree, native.out_nzs[0])
+        # Those of the outputs come first. JAX 0.11 has them in one flat tuple.
+        f_jvp.out_nzs = mirrored(f.out_tree, jax.tree.leaves(native.out_nzs))
     return (f.outputs(out), f_jvp, aux) if has_aux else (f.outputs(out), f_jvp)
 
 
