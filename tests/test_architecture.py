@@ -68,7 +68,7 @@ LAYERS = [
     ["_inplace.body"],
     ["_inplace.fence"],
     ["_inplace.flatten"],
-    ["_inplace.accumulate", "_inplace.branches", "_inplace.gathers"],
+    ["_inplace.accumulate", "_inplace.branches", "_inplace.gathers", "_inplace.predicate"],
     ["_inplace.order"],
     ["_inplace.fences"],
     ["_inplace.rewrite"],

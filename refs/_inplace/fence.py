@@ -20,6 +20,7 @@ from jax import lax
 from refs import _jax
 from refs._callbacks.primitives import host_callback_p
 from refs._inplace.body import (
+    Body,
     barrier,
     can_pass,
     carries,
@@ -151,6 +152,23 @@ def always(tokens: Sequence[Value]) -> Value:
         is_few = lax.population_count(_bits(token)) <= 64
         always = is_few if always is None else always & is_few
     return always
+
+
+def is_fence(eqn: Eqn, body: Body, made_by: dict[Any, int]) -> bool:
+    """Whether an equation of `body` is a conditional that always goes the same way."""
+    if eqn.primitive is not _jax.cond_p:
+        return False
+    atoms = [eqn.invars[0]]
+    for v in atoms:  # It grows.
+        k = made_by.get(v) if is_var(v) else None
+        if k is None:
+            continue
+        maker = body.eqns[k]
+        if maker.primitive is lax.population_count_p:
+            return True
+        if maker.primitive in (lax.convert_element_type_p, lax.clamp_p, lax.and_p, lax.le_p):
+            atoms += maker.invars
+    return False
 
 
 def _bits(x: Value) -> Value:

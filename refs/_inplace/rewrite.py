@@ -1,13 +1,14 @@
 """The pass: it turns a pure jaxpr into one that XLA runs in place.
 
-Its stages, each in a file of its own, from the innermost jaxpr outwards but for the first:
+Its stages, each in a file of its own, from the innermost jaxpr outwards but for the first two:
 
 0. `flatten`: calls are inlined where there is something to order in them.
-1. `accumulate`: what is added to zeros and then to a buffer is added to the buffer.
-2. `branches`, on CPUs: a conditional for each buffer that branches update.
-3. `gathers`, on CPUs: gathers of a few rows become slices.
-4. `order`: the readers of a buffer come before its update.
-5. `fences`: what XLA would read again after the update passes through a fence.
+1. `predicate`, on CPUs: what one branch writes, and another one reads, is written after them.
+2. `accumulate`: what is added to zeros and then to a buffer is added to the buffer.
+3. `branches`, on CPUs: a conditional for each buffer that branches update.
+4. `gathers`, on CPUs: gathers of a few rows become slices.
+5. `order`: the readers of a buffer come before its update.
+6. `fences`: what XLA would read again after the update passes through a fence.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from refs._inplace.fences import put_fences
 from refs._inplace.flatten import flatten, is_worth_it, map_jaxprs
 from refs._inplace.gathers import slice_small_gathers
 from refs._inplace.order import order
+from refs._inplace.predicate import predicate
 from refs._types import Jaxpr
 
 
@@ -40,7 +42,10 @@ def rewrite(jaxpr: Jaxpr, on_cpu: bool = True) -> Jaxpr:
         jaxpr = needed
     if _is_sharded(jaxpr):
         return jaxpr
-    return _rewrite(flatten(jaxpr, {}), on_cpu, {})
+    jaxpr = flatten(jaxpr, {})
+    if on_cpu:
+        jaxpr = predicate(jaxpr, {})
+    return _rewrite(jaxpr, on_cpu, {})
 
 
 def _is_sharded(jaxpr: Jaxpr) -> bool:

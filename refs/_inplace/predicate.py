@@ -1,0 +1,352 @@
+"""Stage 1, on CPUs: a branch says what it writes, and that is written after the conditional.
+
+XLA copies a buffer that one branch updates and another one reads; jaxlib < 0.11.2 copies some that
+no other branch reads. So the updates are taken out, which compilers call predication:
+
+    w, y = cond(p, lambda w: (w.at[i].set(f(w)), a), lambda w: (w, g(w)), w)
+
+becomes
+
+    is_set, i, x, y = cond(p, lambda w: (True, i, f(w), a), lambda w: (False, 0, 0, g(w)), w)
+    w = w.at[i].set(where(is_set, x, w[i]))
+
+A branch that reads what it has itself written goes on after the update, in a conditional of its
+own: its second part. An update is taken out only if no later part reads the buffer as it was before
+the update. Where several branches update, `branches` does with less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+from jax import lax
+
+from refs import _jax
+from refs._inplace.body import (
+    Body,
+    can_pass,
+    is_buffer,
+    is_small,
+    is_var,
+    must_run,
+    renamed,
+    size,
+    splice,
+    substitute,
+)
+from refs._inplace.fence import is_fence
+from refs._inplace.flatten import is_worth_it, map_jaxprs
+from refs._types import Atom, Eqn, Jaxpr, Value
+
+# The most conditionals that one becomes.
+MOST_PARTS = 8
+
+# A result of a conditional, as each branch has it; None stands for zeros.
+_Column: TypeAlias = list[Atom | None]
+
+
+def predicate(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
+    """The jaxpr, and those in it, with updates of a few elements taken out of branches.
+
+    `known` are the jaxprs seen in this pass and their results, by id.
+    """
+    if not is_worth_it(jaxpr):
+        return jaxpr
+    if id(jaxpr) not in known:
+        body = Body(jaxpr)
+        made_by = body.producers()
+        names: dict[Any, Atom] = {}
+        eqns: list[Eqn] = []
+        for eqn in body.eqns:
+            is_splittable = eqn.primitive is _jax.cond_p and not is_fence(eqn, body, made_by)
+            eqn = map_jaxprs(substitute(eqn, names), lambda inner: predicate(inner, known))
+            parts, results = _in_parts(eqn) if is_splittable else ([eqn], [])
+            eqns += parts
+            names.update(zip(eqn.outvars, results, strict=False))
+        body.eqns, body.outvars = eqns, renamed(body.outvars, names)
+        known[id(jaxpr)] = jaxpr, body.close()
+    return known[id(jaxpr)][1]
+
+
+def _in_parts(eqn: Eqn) -> tuple[list[Eqn], list[Atom]]:
+    """A conditional for each part of the branches, with its updates; and the results.
+
+    It is `eqn` itself, with no results, if updates needn't or can't be taken out.
+    """
+    stays: tuple[list[Eqn], list[Atom]] = [eqn], []
+    jaxprs = [_jax.as_closed(branch) for branch in eqn.params["branches"]]
+    if eqn.effects or len(eqn.params) > 1 or any(j.consts for j in jaxprs) or must_run(eqn):
+        return stays
+    buffers = _updated([j.jaxpr for j in jaxprs])
+    others = [o for o in range(len(eqn.outvars)) if o not in buffers]
+    branches = [_Branch(j.jaxpr, buffers) for j in jaxprs]
+    updating = [branch for branch in branches if branch.updates]
+    if len(updating) != 1 or not _is_worth_it(branches, buffers, len(others)):
+        return stays
+    index, *operands = eqn.invars
+    smallest = min((operands[k] for k in buffers.values()), key=size)
+    eqns: list[Eqn] = []
+    for _ in range(MOST_PARTS):
+        parts = [branch.take(eqn, smallest) for branch in branches]
+        is_last = all(branch.is_done for branch in branches)
+        if is_last:
+            passed: list[_Column] = [[b.outvars[o] for b in branches] for o in others]
+        else:
+            passed = _packed([b.needs(part) for b, part in zip(branches, parts, strict=True)])
+            if not all(_is_light(_some(column), smallest) for column in passed):
+                return stays
+        slots = [slot for part in parts for slot in part.slots]
+        if not (slots or is_last):
+            return stays
+        written = [v for slot in slots for v in (slot.mask, slot.value, *slot.places)]
+        columns = [[v if b in updating else None for b in branches] for v in written] + passed
+        conditional = _conditional(eqn, [index, *operands], parts, columns)
+        eqns.append(conditional)
+        results = iter(conditional.outvars)
+        for slot in slots:
+            k, given = slot.number, [next(results) for _ in range(2 + len(slot.places))]
+            made, [operands[k]] = splice(_update, [operands[k], *given], eqn)
+            eqns += made
+        if is_last:
+            rest = {o: operands[k] for o, k in buffers.items()}
+            rest |= dict(zip(others, results, strict=True))
+            return eqns, [rest[o] for o in range(len(eqn.outvars))]
+        operands += results
+        for b, branch in enumerate(branches):
+            branch.inputs += [c[b] or _jax.new_var(_some(c).aval) for c in passed]
+    return stays
+
+
+def _is_worth_it(branches: Sequence[_Branch], buffers: dict[int, int], n_others: int) -> bool:
+    """Whether XLA would copy a buffer that one branch updates."""
+    if not _jax.xla_copies_less:
+        return n_others > 0 or len(buffers) > 1  # pragma: no cover, jaxlib before 0.11.2
+    return any(
+        branch.reads(k) for branch in branches if not branch.updates for k in buffers.values()
+    )
+
+
+def _updated(jaxprs: Sequence[Jaxpr]) -> dict[int, int]:
+    """The outputs that are a buffer among the inputs, perhaps updated; and that input's position.
+
+    There are none if two outputs are the same one.
+    """
+    first, *others = (
+        {o: k for o, v in enumerate(j.outvars) if (k := _updates(j, v)[0]) is not None}
+        for j in jaxprs
+    )
+    found = {o: k for o, k in first.items() if all(other.get(o) == k for other in others)}
+    return found if len({*found.values()}) == len(found) else {}
+
+
+def _updates(jaxpr: Jaxpr, v: Atom) -> tuple[int | None, set[Any]]:
+    """The position of the input that a buffer is, after updates, or None; and their results."""
+    made_by = {out: eqn for eqn in jaxpr.eqns if _is_update(eqn) for out in eqn.outvars}
+    results = set()
+    while is_var(v) and v in made_by:
+        results.add(v)
+        v = made_by[v].invars[0]
+    found = (k for k, x in enumerate(jaxpr.invars) if x is v and is_buffer(x))
+    return next(found, None), results
+
+
+def _is_update(eqn: Eqn) -> bool:
+    return eqn.primitive is lax.dynamic_update_slice_p
+
+
+class _Slot(NamedTuple):
+    """What a branch writes: `value`, where `mask` is true, at `places` of its operand `number`."""
+
+    number: int
+    mask: Atom
+    value: Atom
+    places: tuple[Atom, ...]
+
+
+class _Part(NamedTuple):
+    """A part of a branch: its equations, and the updates that come after them."""
+
+    jaxpr: Jaxpr
+    inputs: list[Atom]
+    eqns: list[Eqn]
+    slots: list[_Slot]
+
+
+class _Branch:
+    """What is left of a branch when the first parts have been taken out.
+
+    Attributes:
+      inputs: its operands; a buffer among them as it is after the updates so far.
+      eqns, outvars: what is left.
+      updates: the results of the updates of buffers among that.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, buffers: dict[int, int]):
+        self.jaxpr, self._buffers = jaxpr, buffers
+        self.inputs, self.eqns, self.outvars = [*jaxpr.invars], [*jaxpr.eqns], [*jaxpr.outvars]
+        self.updates = {v for o in buffers for v in _updates(jaxpr, jaxpr.outvars[o])[1]}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left."""
+        return not self.eqns and not self.updates
+
+    def reads(self, number: int) -> bool:
+        """Whether an equation takes an operand."""
+        return any(v is self.inputs[number] for eqn in self.eqns for v in eqn.invars)
+
+    def take(self, like: Eqn, buffer: Atom) -> _Part:
+        """Takes out the next part: all that needs none of the updates, and those of these.
+
+        What is written must be small, compared with `buffer`.
+        """
+        body = Body(self.jaxpr)
+        body.eqns, inputs = self.eqns, [*self.inputs]
+        users, made_by = body.consumers(), body.producers()
+        for v in filter(is_var, self.outvars):
+            users.setdefault(v, []).append(len(self.eqns))
+        late: set[Any] = set()
+        is_late = [False] * len(self.eqns) + [True]  # the last is for the branch's results
+        for k, eqn in enumerate(self.eqns):
+            is_late[k] = not late.isdisjoint(filter(is_var, eqn.invars)) or not (
+                self.updates.isdisjoint(eqn.outvars)
+            )
+            if is_late[k]:
+                late.update(eqn.outvars)
+        part = [eqn for k, eqn in enumerate(self.eqns) if not is_late[k]]
+        number_of: dict[Any, int] = {self.inputs[k]: k for k in self._buffers.values()}
+        slots: list[_Slot] = []
+        taken: set[int] = set()
+        for k, eqn in enumerate(self.eqns):
+            if self.updates.isdisjoint(eqn.outvars) or eqn.invars[0] not in number_of:
+                continue
+            before, _, *places = eqn.invars
+            mask, value, own = _unmasked(self.eqns, made_by, users, k)
+            needed = filter(is_var, (value, *places, *mask))
+            readers = {*users[before]} - {k, *own}
+            if not late.isdisjoint(needed) or any(is_late[j] for j in readers):
+                continue
+            if not _is_light(value, buffer):
+                continue
+            made, [flag] = splice(_mask, [value, *mask], like)
+            part += made
+            number = number_of.pop(before)
+            [after] = eqn.outvars
+            self.inputs[number] = after
+            number_of[after] = number
+            self.updates.remove(after)
+            slots.append(_Slot(number, flag, value, tuple(places)))
+            taken |= {k, *own}
+        self.eqns = [eqn for k, eqn in enumerate(self.eqns) if is_late[k] and k not in taken]
+        return _Part(self.jaxpr, inputs, part, slots)
+
+    def needs(self, part: _Part) -> list[Atom]:
+        """The values made by a part that has been taken out which the rest, or a result, needs."""
+        made = {v for eqn in part.eqns for v in eqn.outvars}
+        used = (*(v for eqn in self.eqns for v in eqn.invars), *self.outvars)
+        return [*dict.fromkeys(v for v in used if is_var(v) and v in made)]
+
+
+def _unmasked(
+    eqns: Sequence[Eqn], made_by: dict[Any, int], users: dict[Any, list[int]], update: int
+) -> tuple[list[Atom], Atom, set[int]]:
+    """An update's mask, if it has one; what it writes where that is true; the equations it saves.
+
+    A write that leaves out what is out of bounds selects between a value and what was there.
+    """
+    before, value, *places = eqns[update].invars
+    select = made_by.get(value) if is_var(value) else None
+    if select is not None and eqns[select].primitive is lax.select_n_p:
+        mask, old, *new = eqns[select].invars
+        read = made_by.get(old) if is_var(old) else None
+        if (
+            len(new) == 1
+            and str(mask.aval.dtype) == "bool"  # pyright: ignore
+            and read is not None
+            and eqns[read].primitive is lax.dynamic_slice_p
+            and all(v is w for v, w in zip(eqns[read].invars, (before, *places), strict=True))
+            and users[value] == [update]
+            and users[old] == [select]
+        ):
+            return [mask], new[0], {read, select}
+    return [], value, set()
+
+
+def _packed(values: Sequence[Sequence[Atom]]) -> list[_Column]:
+    """The values that each branch passes on, those of equal types in one column."""
+    columns: list[_Column] = []
+    for b, own in enumerate(values):
+        for v in own:
+            free = (c for c in columns if c[b] is None and _type(_some(c)) == _type(v))
+            column = next(free, None)
+            if column is None:
+                column = [None] * len(values)
+                columns.append(column)
+            column[b] = v
+    return columns
+
+
+def _conditional(
+    eqn: Eqn, operands: Sequence[Atom], parts: Sequence[_Part], columns: Sequence[_Column]
+) -> Eqn:
+    """The conditional of one part of each branch, which returns the columns."""
+    jaxprs = []
+    for b, part in enumerate(parts):
+        eqns, outvars = [*part.eqns], []
+        for column in columns:
+            made, [zeros] = splice(_zeros, [_jax.new_var(_some(column).aval)], eqn)
+            v = column[b]
+            outvars.append(zeros if v is None else v)
+            eqns += made
+        jaxpr = part.jaxpr.replace(invars=part.inputs, eqns=eqns, outvars=outvars)
+        jaxprs.append(Body(jaxpr).close())
+    used = [
+        k
+        for k in range(len(operands) - 1)
+        if any(_uses(jaxpr, part.inputs[k]) for jaxpr, part in zip(jaxprs, parts, strict=True))
+    ]
+    branches = tuple(
+        _jax.with_equations(
+            branch,
+            lambda _: jaxpr.replace(invars=[part.inputs[k] for k in used]),  # noqa: B023
+        )
+        for branch, jaxpr, part in zip(eqn.params["branches"], jaxprs, parts, strict=True)
+    )
+    return eqn.replace(
+        invars=[operands[0], *(operands[1 + k] for k in used)],
+        outvars=[_jax.new_var(_some(column).aval) for column in columns],
+        params={**eqn.params, "branches": branches},
+    )
+
+
+def _uses(jaxpr: Jaxpr, v: Atom) -> bool:
+    return any(x is v for x in (*(x for e in jaxpr.eqns for x in e.invars), *jaxpr.outvars))
+
+
+def _some(row: Sequence[Any]) -> Any:
+    """The first in a row that isn't None."""
+    return next(x for x in row if x is not None)
+
+
+def _type(atom: Atom) -> Any:
+    return atom.aval.shape, atom.aval.dtype
+
+
+def _is_light(atom: Atom, buffer: Atom) -> bool:
+    """Whether to compute a value, or zeros, costs less than a copy of the buffer."""
+    return can_pass(atom) and is_small(atom, buffer)
+
+
+def _mask(value: Value, *mask: Value) -> Value:
+    return jnp.broadcast_to(mask[0] if mask else True, jnp.shape(value))
+
+
+def _zeros(like: Value) -> Value:
+    return jnp.zeros_like(like)
+
+
+def _update(buffer: Value, mask: Value, value: Value, *places: Value) -> Value:
+    old = lax.dynamic_slice_p.bind(buffer, *places, slice_sizes=value.shape)
+    return lax.dynamic_update_slice_p.bind(buffer, lax.select(mask, value, old), *places)
