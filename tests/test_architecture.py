@@ -70,6 +70,7 @@ LAYERS = [
     ["_inplace.flatten"],
     ["_inplace.accumulate", "_inplace.branches", "_inplace.gathers", "_inplace.predicate"],
     ["_inplace.order"],
+    ["_inplace.whole"],
     ["_inplace.fences"],
     ["_inplace.rewrite"],
     ["_inplace.primitive"],

@@ -108,6 +108,17 @@ def is_update(eqn: Eqn) -> bool:
     return facts_of(eqn.primitive).in_place == "update"
 
 
+def is_read(eqn: Eqn) -> bool:
+    """Whether an equation returns a part of its first operand."""
+    return facts_of(eqn.primitive).in_place == "read"
+
+
+def is_like(atom: Atom, other: Atom) -> bool:
+    """Whether two arrays have the same shape and dtype, so that one can lie where the other is."""
+    a, b = atom.aval, other.aval
+    return (a.shape, a.dtype) == (b.shape, b.dtype)
+
+
 def may_update(eqn: Eqn) -> bool:
     """Whether an equation, or one inside it, may update one of its operands."""
     return is_update(eqn) or carries(eqn) is not None or eqn.primitive is _jax.cond_p

@@ -42,7 +42,7 @@ _TELLING = {
 class Fenced(NamedTuple):
     """Equations for an update behind a fence, and the names of values behind it."""
 
-    eqns: list[Eqn]  # The update is in the last one.
+    eqns: list[Eqn]  # The update, if there is one, is in the last.
     names: dict[Any, Atom]  # A value before the fence -> behind it.
 
 
@@ -88,6 +88,19 @@ def fenced(
     values = list(dict.fromkeys([*passing, operands[0]]))
     eqns, out = splice(_conditional, [*tokens, *values], eqn, n_tokens=len(tokens))
     return _behind(eqn, eqns, values, out)
+
+
+def passed(values: Sequence[Atom], like: Eqn, constant: Container[Atom], on_cpu: bool) -> Fenced:
+    """Values that pass through a fence alone, where `like` stands.
+
+    `constant` and `on_cpu`: as for `fenced`.
+    """
+    tokens = [v for v in values if can_tell(v) and v not in constant][:1]
+    if on_cpu and tokens and all(map(can_pass, values)):
+        eqns, out = splice(_conditional, [*tokens, *values], like, n_tokens=1)
+    else:
+        eqns, out = splice(barrier, values, like)
+    return Fenced(eqns, dict(zip(values, out, strict=True)))
 
 
 def _carried(eqn: Eqn, values: Sequence[Atom]) -> Fenced:

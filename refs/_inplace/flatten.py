@@ -15,6 +15,8 @@ from refs._inplace.body import (
     barrier,
     is_add,
     is_buffer,
+    is_like,
+    is_read,
     is_var,
     renamed,
     splice,
@@ -44,7 +46,7 @@ def flatten(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
 def is_worth_it(jaxpr: Jaxpr) -> bool:
     """Whether anything in the jaxpr, or in the jaxprs in it, may be updated in place."""
     if jaxpr not in _worth_it:
-        _worth_it[jaxpr] = any(
+        _worth_it[jaxpr] = _overwrites(jaxpr) or any(
             facts_of(eqn.primitive).in_place in ("update", "deposit")
             or eqn.primitive is host_callback_p
             or any(is_worth_it(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
@@ -54,6 +56,14 @@ def is_worth_it(jaxpr: Jaxpr) -> bool:
 
 
 _worth_it: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()
+
+
+def _overwrites(jaxpr: Jaxpr) -> bool:
+    """Whether the jaxpr may overwrite an input as a whole, and reads a part of such an array."""
+    inputs = [v for v in jaxpr.invars if is_buffer(v)]
+    outputs = [v for v in jaxpr.outvars if is_buffer(v) and any(is_like(v, x) for x in inputs)]
+    parts = (eqn.invars[0] for eqn in jaxpr.eqns if is_read(eqn)) if outputs else ()
+    return any(is_like(v, out) for v in parts for out in outputs)
 
 
 def _flatten(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
@@ -74,7 +84,7 @@ def _append(
     """Appends equations, with variables renamed by `names` and calls inlined; extends `names`."""
     for eqn in eqns:
         eqn = substitute(eqn, names)
-        called = _called(eqn)
+        called = inlined(eqn)
         if called is None or not is_worth_it(called) or len(body.eqns) > LONGEST:
             eqn = map_jaxprs(eqn, lambda inner: flatten(inner, known))
             outvars = [_jax.new_var(v.aval) for v in eqn.outvars]
@@ -90,7 +100,7 @@ def _append(
         names.update(zip(eqn.outvars, outvars, strict=True))
 
 
-def _called(eqn: Eqn) -> Jaxpr | None:
+def inlined(eqn: Eqn) -> Jaxpr | None:
     """The jaxpr that can stand in the place of an equation, which is no more than its call."""
     if eqn.primitive is _jax.jit_p:
         p = _jax.jit_params(eqn.params)

@@ -7,8 +7,9 @@ Its stages, each in a file of its own, from the innermost jaxpr outwards but for
 2. `accumulate`: what is added to zeros and then to a buffer is added to the buffer.
 3. `branches`, on CPUs: a conditional for each buffer that branches update.
 4. `gathers`, on CPUs: gathers of a few rows become slices.
-5. `order`: the readers of a buffer come before its update.
-6. `fences`: what XLA would read again after the update passes through a fence.
+5. `whole`: what is read from a buffer that is overwritten as a whole is read before.
+6. `order`: the readers of a buffer come before its update.
+7. `fences`: what XLA would read again after the update passes through a fence.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from refs._inplace.flatten import flatten, is_worth_it, map_jaxprs
 from refs._inplace.gathers import slice_small_gathers
 from refs._inplace.order import order
 from refs._inplace.predicate import predicate
+from refs._inplace.whole import fence_reads_of_whole
 from refs._types import Jaxpr
 
 
@@ -63,6 +65,7 @@ def _rewrite(jaxpr: Jaxpr, on_cpu: bool, known: dict[int, tuple[Jaxpr, Jaxpr]]) 
         if on_cpu:
             split_branches(body)
             slice_small_gathers(body)
+        fence_reads_of_whole(body, on_cpu)
         order(body)
         put_fences(body, on_cpu)
         known[id(jaxpr)] = jaxpr, body.close()

@@ -273,6 +273,38 @@ def before_and_after_a_branch(r):
     loop(step)
 
 
+# --- All of it at once ---
+
+
+@program((N,))
+def all_of_it_with_an_element(r):
+    loop(lambda k: r.set(r[...] * 0.5 - r[k]))
+
+
+@program((100, 100))
+def a_step_of_an_elimination(m):
+    def step(k):
+        factors = jnp.where(jnp.arange(100) > k, m[:, k] / m[k, k], 0.0)
+        m[...] -= factors[:, None] * m[k]
+
+    loop(step)
+
+
+@program((N,))
+def an_element_whose_place_is_an_element(r):
+    loop(lambda k: r.set(r[...] + r[r[k].astype(int)] * r[k + 1]))
+
+
+@program((N,), (N,))
+def two_that_read_each_other(r, q):
+    def step(k):
+        x, y = r[k], q[k]
+        r[...] = r[...] * y
+        q[...] = q[...] + x
+
+    loop(step)
+
+
 # --- Lanes ---
 
 

@@ -50,7 +50,23 @@ def a_recomputation_that_hides_nothing(x):
     return jax.grad(f)(x)
 
 
+def all_of_it_with_rows_and_what_they_lead_to(x):
+    """Small reads that other reads need, in a loop and outside of one."""
+    k = jnp.argmax(x[3])
+    x = x * x[2, k] - x[k % 8][:, None][: x.shape[1]].T
+    return lax.fori_loop(0, 5, lambda k, x: x * 0.5 + x[k] / (1.0 + x[k + 1, k]), x)
+
+
+def all_of_it_with_bits(x):
+    """No fence can be made of what is read: it is a key, or of no elements."""
+    keys = jax.random.split(jax.random.key(0), 512).reshape(x.shape)
+    chosen = jnp.where(x > 3.0, keys, keys[2, 5])
+    return x + x[:0].sum() + jax.random.uniform(chosen[0, 0])
+
+
 PROGRAMS = [
+    all_of_it_with_rows_and_what_they_lead_to,
+    all_of_it_with_bits,
     two_loops_in_a_circle,
     two_loops_in_a_circle_with_a_deposit,
     a_sum_of_a_sum,
