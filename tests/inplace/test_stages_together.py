@@ -54,7 +54,7 @@ def all_of_it_with_rows_and_what_they_lead_to(x):
     """Small reads that other reads need, in a loop and outside of one."""
     k = jnp.argmax(x[3])
     x = x * x[2, k] - x[k % 8][:, None][: x.shape[1]].T
-    return lax.fori_loop(0, 5, lambda k, x: x * 0.5 + x[k] / (1.0 + x[k + 1, k]), x)
+    return lax.fori_loop(0, 5, lambda k, x: x * 0.5 - x * 0.25 + x[k] / (1.0 + x[k + 1, k]), x)
 
 
 def all_of_it_with_bits(x):
