@@ -84,7 +84,7 @@ def _append(
     """Appends equations, with variables renamed by `names` and calls inlined; extends `names`."""
     for eqn in eqns:
         eqn = substitute(eqn, names)
-        called = inlined(eqn)
+        called = _inlined(eqn)
         if called is None or not is_worth_it(called) or len(body.eqns) > LONGEST:
             eqn = map_jaxprs(eqn, lambda inner: flatten(inner, known))
             outvars = [_jax.new_var(v.aval) for v in eqn.outvars]
@@ -100,21 +100,26 @@ def _append(
         names.update(zip(eqn.outvars, outvars, strict=True))
 
 
-def inlined(eqn: Eqn) -> Jaxpr | None:
-    """The jaxpr that can stand in the place of an equation, which is no more than its call."""
+def is_call(eqn: Eqn) -> bool:
+    """Whether an equation is no more than the call of a jaxpr."""
+    return eqn.primitive in _CALLS
+
+
+_CALLS = {
+    *(_jax.jit_p, *_jax.inlined_call_primitives),
+    *(_jax.custom_jvp_call_p, _jax.custom_vjp_call_p, _jax.remat_p, in_place_p),
+}
+
+
+def _inlined(eqn: Eqn) -> Jaxpr | None:
+    """The jaxpr that can stand in the place of its call; None for any other equation."""
+    if not is_call(eqn):
+        return None
     if eqn.primitive is _jax.jit_p:
         p = _jax.jit_params(eqn.params)
         shardings = (*p.in_shardings, *p.out_shardings)
         if not all(_jax.is_unspecified(s) for s in shardings):
             return None
-    elif eqn.primitive not in (
-        *_jax.inlined_call_primitives,
-        _jax.custom_jvp_call_p,
-        _jax.custom_vjp_call_p,
-        _jax.remat_p,
-        in_place_p,
-    ):
-        return None
     [closed] = _jax.jaxprs_in(eqn.params)
     return None if closed.consts else closed.jaxpr
 

@@ -18,6 +18,7 @@ from typing import Any
 from refs import _jax
 from refs._inplace.body import Body, carries, is_buffer, is_small, is_update, is_var
 from refs._inplace.branches import updated_operands
+from refs._inplace.flatten import is_call
 from refs._tracing.facts import facts_of
 from refs._types import Atom, Eqn
 
@@ -200,4 +201,5 @@ def is_computed_once(eqn: Eqn) -> bool:
 
 
 def has_jaxprs(eqn: Eqn) -> bool:
-    return any(True for _ in _jax.jaxprs_in(eqn.params))
+    """Whether an equation is a loop or a conditional; no call, for XLA inlines calls."""
+    return not is_call(eqn) and any(True for _ in _jax.jaxprs_in(eqn.params))

@@ -19,7 +19,6 @@ from refs._inplace.body import (
     substitute,
 )
 from refs._inplace.fence import passed
-from refs._inplace.flatten import inlined
 from refs._inplace.order import is_computed_once
 from refs._types import Atom, Eqn
 
@@ -84,9 +83,7 @@ class _Kernels:
         """The equation that makes a value, if XLA computes that where it is used."""
         k = self.made_by.get(v)
         eqn = None if k is None else self.body.eqns[k]
-        if eqn is None or is_update(eqn) or (is_computed_once(eqn) and inlined(eqn) is None):
-            return None
-        return k
+        return None if eqn is None or is_update(eqn) or is_computed_once(eqn) else k
 
     def is_read(self, v: Atom, whole: Atom) -> bool:
         """Whether XLA would read from such an array as `whole`, where it uses a small value."""

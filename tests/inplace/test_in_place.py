@@ -314,6 +314,18 @@ def lanes_that_swap(r):
 
 
 @program((8, N))
+def lanes_that_choose_a_place(r):
+    """The choice is a call of `jit`, which XLA inlines."""
+
+    def step(r, k):
+        i = lax.cond(k % 3 == 0, lambda: k, lambda: r[5].astype(int))
+        r[i] = r[k] + 1
+        r[k] = r[i]
+
+    refs.vmap(lambda r: loop(lambda k: step(r, k)))(r)
+
+
+@program((8, N))
 def lanes_that_part_in_a_branch(r):
     refs.vmap(one_branch_writes)(r)
 
