@@ -46,6 +46,7 @@ def test_a_callback_in_other_memory_is_noticed():
     assert ways.pointers(elsewhere, ways.one_element(8), 8) == (False, False)
 
 
+@pytest.mark.slow
 def test_the_tables(capsys):
     callbacks.main(["--sizes", "4", "4096", "--rounds", "3", "--quick"])
     printed = capsys.readouterr().out

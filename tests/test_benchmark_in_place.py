@@ -65,6 +65,7 @@ def test_turns_are_spread_and_the_median_is_taken():
 QUICKLY = ["--sizes", "1024", "2048", "--steps", "8", "--rounds", "1"]
 
 
+@pytest.mark.slow
 def test_the_table_of_one_program(capsys, tmp_path):
     file = tmp_path / "figures.json"
     run.main([*QUICKLY, "--only", "union", "--json", str(file)])
@@ -77,6 +78,7 @@ def test_the_table_of_one_program(capsys, tmp_path):
     assert all(list(times) == ["1024", "2048"] for times in row["times"].values())
 
 
+@pytest.mark.slow
 def test_the_table_of_whole_buffers(capsys):
     for program in run.whole.PROGRAMS:  # Each is held against the one by hand.
         run.main([*QUICKLY, "--only", program.title])

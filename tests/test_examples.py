@@ -38,6 +38,7 @@ def test_digits_learns_in_place(digits):
     assert f"{result.test_accuracy:.2%}" in out.getvalue()
 
 
+@pytest.mark.slow
 def test_digits_controls_compute_the_same(digits):
     baselines = importlib.import_module("_digits_baselines")
     data = digits.load(200)

@@ -75,6 +75,7 @@ def play(env_id, actions, seed):
     yield observation, 0.0, False, False, False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id, steps", [("CartPole-v1", 300), ("Acrobot-v1", 600)])
 def test_gym_env_replays(gym_env, console, env_id, steps):
     """Acrobot's first episodes run out of time, CartPole's end."""
@@ -109,6 +110,7 @@ def test_gym_env_learns(gym_env, console, tmp_path):
         assert (tmp_path / "CartPole-v1.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_gym_env_writes_into_the_buffer(gym_env, monkeypatch):
     worlds = gym_env.Worlds("CartPole-v1", 64, 0)
     agent = jax.tree.map(refs.new_ref, gym_env.init(0, worlds))
@@ -149,6 +151,7 @@ def test_shared_memory_is_followed(shared_memory, console):
     assert "0 inconsistent" in console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_shared_memory_callback_gets_the_parameters(shared_memory):
     net = jax.tree.map(refs.new_ref, shared_memory.init(0))
     places, held = Places(net["params"]), []

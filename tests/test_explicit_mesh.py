@@ -75,6 +75,7 @@ INDICES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [eagerly, compiled, in_a_scan])
 @specs
 def test_writes_of_any_part(run, spec, mesh):
@@ -191,6 +192,7 @@ def test_views_and_fillings_that_are_read_with_a_sharding(run, mesh):
     np.testing.assert_array_equal(got, X[rows[2:], 1])
 
 
+@pytest.mark.slow
 def test_gradients(mesh):
     rows = np.array([1, 5])
 

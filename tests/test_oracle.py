@@ -336,6 +336,7 @@ def test_a_wrong_oracle_would_be_noticed(mutant, drawn, monkeypatch):
     assert wrong > 0
 
 
+@pytest.mark.slow
 def test_a_wrong_refs_fails_the_law_with_a_script_that_shows_it(monkeypatch):
     notes = []
 

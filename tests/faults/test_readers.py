@@ -110,6 +110,7 @@ def read_beside_steps(n):
     return [held(r) for r in (*written[:4], read)]
 
 
+@pytest.mark.slow
 def test_no_reader_loses_a_race():
     """It would try again; but XLA writes an error to stderr each time."""
     n = times(1000, 10_000)

@@ -20,6 +20,7 @@ def ref(x=X, name="r"):
     return refs.new_ref(x, name=name)
 
 
+@pytest.mark.slow
 def test_every_law_holds_of_a_function_of_refs_arrays_and_a_counter():
     weights, state, n = ref(), ref(X + 1), ref(np.int32(0), "n")
 
