@@ -47,7 +47,8 @@ class Block(NamedTuple):
                 ],
             )
             # lax would clamp the index and hit another element; jax.numpy drops the write.
-            value = lax.select(jnp.broadcast_to(inside, value.shape), value, self.read(x))
+            # With one flag, and not one for each element, a gradient stores no more than that.
+            value = lax.select(inside, value, self.read(x))
         return lax.dynamic_update_slice(x, value, self._starts, allow_negative_indices=False)
 
     @property

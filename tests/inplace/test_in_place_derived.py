@@ -184,3 +184,20 @@ def test_policies_may_say_where_to_store():
     refs.jit(gradient(body))(g)
     refs.jit(gradient(reads_and_writes))(expected)
     np.testing.assert_allclose(g[...], expected[...], rtol=1e-6)
+
+
+def test_the_gradient_of_a_write_stores_a_flag_a_step():
+    """And not one for each element of the row, to tell whether its place was in bounds."""
+    steps, width = 100, 10_000
+
+    def over_a_ref(u):
+        def step(_, k):
+            u[(k + 1) % 2] = u[k % 2] * 0.5
+            return None, None
+
+        lax.scan(step, None, jnp.arange(steps))
+        return u[0].sum()
+
+    u = refs.new_ref(jnp.ones((2, width)))
+    compiled = refs.jit(refs.grad(over_a_ref)).lower(u).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < steps * width / 2
