@@ -179,6 +179,11 @@ def barrier(*operands: Value) -> Any:
     return lax.optimization_barrier(operands)
 
 
+def zeros(*like: Value) -> list[Value]:
+    """Zeros of the types of arrays, to be spliced."""
+    return [jax.numpy.zeros_like(x) for x in like]
+
+
 @functools.lru_cache(maxsize=1024)
 def _template(
     fun: Callable[..., Any], avals: tuple[Aval, ...], static: tuple[tuple[str, Any], ...]

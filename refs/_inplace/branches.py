@@ -22,6 +22,7 @@ from refs._inplace.body import (
     may_update,
     size,
     splice,
+    zeros,
 )
 from refs._types import Atom, Eqn, Value
 
@@ -105,7 +106,7 @@ def _split(eqn: Eqn, buffers: dict[int, int]) -> list[Eqn]:
     """A conditional for each branch; outputs that are no buffers are passed through all of them."""
     index, *operands = eqn.invars
     others = [o for o in range(len(eqn.outvars)) if o not in buffers]
-    made, values = splice(_zeros, [eqn.outvars[o] for o in others], eqn)
+    made, values = splice(zeros, [eqn.outvars[o] for o in others], eqn)
     eqns = list(made)
     branches = eqn.params["branches"]
     for k, branch in enumerate(branches):
@@ -135,10 +136,6 @@ def _split(eqn: Eqn, buffers: dict[int, int]) -> list[Eqn]:
         for o, position in buffers.items():
             operands[position] = outvars[o]
     return eqns
-
-
-def _zeros(*like: Value) -> list[Value]:
-    return [jnp.zeros_like(x) for x in like]
 
 
 def _is_chosen(index: Value, *, branch: int) -> Value:

@@ -28,6 +28,7 @@ from refs._inplace.body import (
     Body,
     can_pass,
     is_buffer,
+    is_like,
     is_small,
     is_var,
     must_run,
@@ -35,6 +36,7 @@ from refs._inplace.body import (
     size,
     splice,
     substitute,
+    zeros,
 )
 from refs._inplace.fence import is_fence
 from refs._inplace.flatten import is_worth_it, map_jaxprs
@@ -279,7 +281,7 @@ def _packed(values: Sequence[Sequence[Atom]]) -> list[_Column]:
     columns: list[_Column] = []
     for b, own in enumerate(values):
         for v in own:
-            free = (c for c in columns if c[b] is None and _type(_some(c)) == _type(v))
+            free = (c for c in columns if c[b] is None and is_like(_some(c), v))
             column = next(free, None)
             if column is None:
                 column = [None] * len(values)
@@ -296,10 +298,11 @@ def _conditional(
     for b, part in enumerate(parts):
         eqns, outvars = [*part.eqns], []
         for column in columns:
-            made, [zeros] = splice(_zeros, [_jax.new_var(_some(column).aval)], eqn)
             v = column[b]
-            outvars.append(zeros if v is None else v)
-            eqns += made
+            if v is None:
+                made, [v] = splice(zeros, [_jax.new_var(_some(column).aval)], eqn)
+                eqns += made
+            outvars.append(v)
         jaxpr = part.jaxpr.replace(invars=part.inputs, eqns=eqns, outvars=outvars)
         jaxprs.append(Body(jaxpr).close())
     used = [
@@ -330,10 +333,6 @@ def _some(row: Sequence[Any]) -> Any:
     return next(x for x in row if x is not None)
 
 
-def _type(atom: Atom) -> Any:
-    return atom.aval.shape, atom.aval.dtype
-
-
 def _is_light(atom: Atom, buffer: Atom) -> bool:
     """Whether to compute a value, or zeros, costs less than a copy of the buffer."""
     return can_pass(atom) and is_small(atom, buffer)
@@ -341,10 +340,6 @@ def _is_light(atom: Atom, buffer: Atom) -> bool:
 
 def _mask(value: Value, *mask: Value) -> Value:
     return jnp.broadcast_to(mask[0] if mask else True, jnp.shape(value))
-
-
-def _zeros(like: Value) -> Value:
-    return jnp.zeros_like(like)
 
 
 def _update(buffer: Value, mask: Value, value: Value, *places: Value) -> Value:
