@@ -216,11 +216,15 @@ def wait(n: int, written: Sequence[RefLike], read: Sequence[RefLike] = ()) -> in
     check_not_read(ours)
     note_callback_waits()
     if n > 3:
-        for ref in (*ours, *(r for r in read if is_ours(r) and not r._cell)):
+        for ref in (*ours, *filter(_is_empty, read)):
             check_may_wait(ref)
     # At first this only lets another thread run; in the end it takes a millisecond.
     time.sleep(2.0 ** min(n, 10) * 1e-6 if n else 0)
     return n + 1
+
+
+def _is_empty(ref: RefLike) -> bool:
+    return is_ours(ref) and not ref._cell
 
 
 def current_buffer(ref: RefLike) -> Buffer:

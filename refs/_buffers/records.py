@@ -80,7 +80,7 @@ def wait_for_readers(cells: Sequence[Cell]) -> bool:
     """
     n, begun = 0, time.monotonic()
     while True:
-        reading = [r for r in _all_records() if any(map(r.reads, cells))]
+        reading = [*filter(lambda r: any(map(r.reads, cells)), _all_records())]
         if not reading:
             return True
         if all(r.calls_back for r in reading):

@@ -39,16 +39,20 @@ def exchange_refs(
     def attempt() -> Any:
         cells, read_cells = [*map(_cell_of, written)], [*map(_cell_of, read)]
         read_buffers: list[Buffer] = []
-        before = [c[0] for r, c in zip(written, cells, strict=True) if not is_ours(r)]
+        before = [None if is_ours(r) else c[0] for r, c in zip(written, cells, strict=True)]
         try:
             return exchange(cells, call, (read_buffers,), read_cells, read_buffers, calls_back)
         finally:
-            olds = iter(before)
-            for ref, cell in zip(written, cells, strict=True):
-                if not is_ours(ref) and cell[0] is not next(olds):
-                    update_native(ref, cell[0])
+            for ref, cell, old in zip(written, cells, before, strict=True):
+                _give_native(ref, cell, old)
 
     return patiently(attempt, written, [*read, *looked_at])
+
+
+def _give_native(ref: RefLike, cell: list[Buffer], old: Buffer | None) -> None:
+    """Gives a handle of JAX's own what has come into its temporary cell."""
+    if not is_ours(ref) and cell[0] is not old:
+        update_native(ref, cell[0])
 
 
 def _cell_of(ref: RefLike) -> list[Buffer]:

@@ -43,8 +43,8 @@ def defer() -> None:
     if deferred and deferred[-1].depth == depth:
         return
     # SIGINT's handler, which raises KeyboardInterrupt, is replaced first and put back last.
-    numbers = sorted(signal.valid_signals(), key=signal.SIGINT.__ne__)
-    handlers: dict[int, Any] = {n: signal.getsignal(n) for n in numbers if _is_handled(n)}
+    numbers = filter(_is_handled, sorted(signal.valid_signals(), key=signal.SIGINT.__ne__))
+    handlers: dict[int, Any] = {n: signal.getsignal(n) for n in numbers}
     d = _Deferral(depth, handlers, [], [])
     deferred.append(d)
     for number in handlers:

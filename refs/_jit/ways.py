@@ -14,7 +14,7 @@ structure of the arguments, and `run` once the arguments are known to fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import starmap
+from itertools import filterfalse, starmap
 from operator import attrgetter
 from typing import Any
 
@@ -216,7 +216,7 @@ def carefully(
                 raise
             # A ref without a copy was given to the callback that failed. Only refs of ours can be.
             lost = {} if is_debugging else failure.held  # Nothing is lost where nothing is donated.
-            saved = [k for k in lost if k not in copied]
+            saved = [*filterfalse(copied.__contains__, lost)]
             for k in saved:
                 held[k] = jnp.array(lost[k])
             raise_failure(failure, [written[k] for k in saved])

@@ -79,7 +79,7 @@ def repeat(n, program, *args):
 
 # --- Deadlocks ------------------------------------------------------------------------------------
 
-LIMIT = 600 if FULL else 120  # seconds; everything here takes a fraction of it
+LIMIT = 1800 if FULL else 120  # seconds; everything here takes a fraction of it
 ONE_CALL = 15
 
 
