@@ -8,6 +8,7 @@ from jax import lax
 
 import refs
 import refs.testing
+from tests.inplace.helpers import assert_in_place
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +135,7 @@ def test_updates_stay_in_place():
         r[i, jax.ds(j, 10)] = r[0, :10] * 2
         lax.fori_loop(0, 5, lambda k, c: (r.at[k, j].set(c), c + 1)[1], 0.0)
 
-    refs.testing.assert_in_place(refs.jit(program), jnp.int32(2), jnp.int64(3))
+    assert_in_place(refs.jit(program), jnp.int32(2), jnp.int64(3))
     pointer = r.unsafe_buffer_pointer()
     refs.jit(program)(jnp.int32(2), jnp.int64(3))
     r[jnp.int32(1), jnp.int64(2)] = 4.0

@@ -92,7 +92,8 @@ def copies(program: Program, n: int, steps: int) -> dict[str, tuple[int, int]]:
     found = {}
     for name, way in ways.ways(program, state).items():
         if way.hlo is not None:
-            looped = [copy.in_loop for copy in Module.parse(way.hlo(args)).copies(smallest)]
+            moves = Module.parse(way.hlo(args)).moves()
+            looped = [m.in_loop for m in moves if m.size >= smallest and not m.is_collective]
             found[name] = (sum(looped), len(looped) - sum(looped))
     return found
 

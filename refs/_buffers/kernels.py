@@ -34,21 +34,26 @@ def read(
     ref: RefLike, index: Index, out_sharding: Sharding | jax.sharding.PartitionSpec | None = None
 ) -> jax.Array:
     """A copy of the indexed part: the handle's own buffer is never given away."""
-    skeleton, operands = index.split()
+    skeleton, operands = _split(ref, index)
     return _read(ref, reader(skeleton, ref.dtype, out_sharding), operands)
 
 
 def update(ref: RefLike, index: Index, method: str, operand: Value) -> None:
     """`ref.at[index].<method>(operand)`."""
-    skeleton, operands = index.split()
+    skeleton, operands = _split(ref, index)
     _update(ref, updater(ref, method, skeleton), operands, operand)
 
 
 def swap(ref: RefLike, index: Index, value: Value) -> jax.Array:
     """Overwrites the indexed part and returns its old value, as one atomic operation."""
-    skeleton, operands = index.split()
+    skeleton, operands = _split(ref, index)
     old = _update(ref, updater(ref, "swap", skeleton), operands, value)
     return _jax.wrap_keys(old, ref.dtype)
+
+
+def _split(ref: RefLike, index: Index) -> tuple[Index, list[Value]]:
+    skeleton, operands = index.split()
+    return skeleton._replace(in_rows=sharding_of(ref) is not None), operands
 
 
 def _update(ref: RefLike, kernel: Callable[..., Any], *operands: Value) -> Any:

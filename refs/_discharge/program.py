@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from refs import _jax
@@ -99,10 +100,22 @@ class Program(NamedTuple):
 
         `arrays` replace the constants that aren't refs, if they are given.
         """
+        _runs.set(_runs.get() + touch_analysis.uses_refs(self.jaxpr))
         ctx.cells |= self.by_identity(ref_cells)
         rest = iter(self.arrays if arrays is None else arrays)
         consts = [next(rest) if k is None else ref_cells[k] for k in self.const_refs]
         return ctx.eval_open(self.jaxpr.jaxpr, consts, inputs)
+
+
+def discharges() -> int:
+    """How many programs over refs were run: it grows where a traced function calls wrappers.
+
+    The refs that the wrapped functions have made for themselves leave nothing else in the trace.
+    """
+    return _runs.get()
+
+
+_runs: ContextVar[int] = ContextVar("_runs", default=0)
 
 
 def run_in_lanes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from refs._indexing.places import is_static, located, narrow, within
+from refs._indexing.rows import add_rows, are_few, read_rows, write_rows
 from refs._indexing.syntax import InBounds, Span, is_array
 from refs._types import Indexer, Value
 
@@ -26,6 +28,7 @@ class Block(NamedTuple):
     shape: tuple[int, ...]
     unchecked: tuple[tuple[Value, int], ...]  # (scalar, size of its axis): may be out of bounds
     rest: tuple[Indexer, ...] | None
+    in_rows: bool  # whether it is read and written row by row, for arrays on several devices
 
     @property
     def is_whole(self) -> bool:
@@ -35,21 +38,32 @@ class Block(NamedTuple):
         if all(is_static(s) for s in self.starts):
             stops = tuple(s + n for s, n in zip(self.starts, self.sizes, strict=True))
             return lax.slice(x, self.starts, stops)
+        if self.in_rows:
+            return read_rows(x, *self._starts, sizes=self.sizes)
         return lax.dynamic_slice(x, self._starts, self.sizes, allow_negative_indices=False)
 
     def write(self, x: Value, value: Value) -> Value:
-        if self.unchecked:
-            inside = functools.reduce(
-                lax.bitwise_and,
-                [
-                    lax.bitwise_and(lax.ge(i, i.dtype.type(0)), lax.lt(i, jnp.asarray(n, i.dtype)))
-                    for i, n in self.unchecked
-                ],
-            )
+        if self.in_rows:
+            return write_rows(x, value, *self._starts, flag=self._inside)
+        if self._inside is not None:
             # lax would clamp the index and hit another element; jax.numpy drops the write.
             # With one flag, and not one for each element, a gradient stores no more than that.
-            value = lax.select(inside, value, self.read(x))
+            value = lax.select(self._inside, value, self.read(x))
         return lax.dynamic_update_slice(x, value, self._starts, allow_negative_indices=False)
+
+    def add(self, x: Value, value: Value) -> Value:
+        if self.in_rows and x.dtype == value.dtype != np.bool_:
+            return add_rows(x, value, *self._starts, flag=self._inside)
+        return self.write(x, jnp.add(self.read(x), value))
+
+    @property
+    def _inside(self) -> Value | None:
+        """A flag that says whether the block is in bounds, None if that is known."""
+        flags = [
+            lax.bitwise_and(lax.ge(i, i.dtype.type(0)), lax.lt(i, jnp.asarray(n, i.dtype)))
+            for i, n in self.unchecked
+        ]
+        return functools.reduce(lax.bitwise_and, flags) if flags else None
 
     @property
     def _starts(self) -> list[Value]:
@@ -58,8 +72,11 @@ class Block(NamedTuple):
         return [narrow(np.asarray(s), n) if is_static(s) else s for s in self.starts]
 
 
-def block_of(dims: tuple[Any, ...], shape: tuple[int, ...]) -> Block:
-    """The block that contains what an index's `dims` name in an array of shape `shape`."""
+def block_of(dims: tuple[Any, ...], shape: tuple[int, ...], in_rows: bool = False) -> Block:
+    """The block that contains what an index's `dims` name in an array of shape `shape`.
+
+    `in_rows`: whether the array may lie on several devices, and few rows are read one by one.
+    """
     starts: list[Value] = []
     sizes: list[int] = []
     rest: list[Indexer] = []
@@ -96,6 +113,7 @@ def block_of(dims: tuple[Any, ...], shape: tuple[int, ...]) -> Block:
         shape,
         tuple(unchecked),
         tuple(rest) if with_arrays or stepped else None,
+        in_rows and are_few(math.prod(sizes), math.prod(shape)),
     )
 
 

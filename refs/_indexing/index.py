@@ -50,7 +50,8 @@ class Index(NamedTuple):
 
     `dims` has a Span, an integer or an integer array for each dimension. Applying `dims` as
     `jax.ref` does gives a value of shape `taken_shape`; reversing the axes `flip` of it,
-    transposing by `perm` and reshaping to `result_shape` gives NumPy's result.
+    transposing by `perm` and reshaping to `result_shape` gives NumPy's result. `in_rows` is for
+    arrays that lie on several devices: few rows are gathered and scattered, not sliced.
     """
 
     shape: tuple[int, ...]
@@ -59,6 +60,7 @@ class Index(NamedTuple):
     flip: tuple[int, ...]
     perm: tuple[int, ...]
     result_shape: tuple[int, ...]
+    in_rows: bool = False
 
     # -- making ---------------------------------------------------------------------------------
 
@@ -253,8 +255,8 @@ class Index(NamedTuple):
     def read(self, x: Value, out_sharding: Any = None) -> Value:
         """The part of `x`, with the sharding `out_sharding` if that is given (explicit meshes)."""
         if out_sharding is not None:
-            return automatically(Index.read, self, out_sharding, x)
-        block = block_of(self.dims, self.shape)
+            return automatically(Index.read, self._replace(in_rows=True), out_sharding, x)
+        block = block_of(self.dims, self.shape, self.in_rows)
         if not block.is_whole:
             x = block.read(x)
         if block.rest is not None:
@@ -282,7 +284,8 @@ class Index(NamedTuple):
         def update(index: Index, x: Value, operand: Value) -> Value:
             return index._update(x, method, operand)
 
-        return automatically(update, self, _jax.typeof(x).sharding, x, operand)
+        in_rows = self._replace(in_rows=True)
+        return automatically(update, in_rows, _jax.typeof(x).sharding, x, operand)
 
     def _update(self, x: Value, method: str, operand: Value) -> Value:
         if method in ("set", "add"):
@@ -296,7 +299,7 @@ class Index(NamedTuple):
 
     def _update_taken(self, x: Value, value: Value, method: str) -> Value:
         """`_update` with an operand of `taken_shape`, or a function."""
-        block = block_of(self.dims, self.shape)
+        block = block_of(self.dims, self.shape, self.in_rows)
         if block.rest is not None:
             part = x if block.is_whole else block.read(x)
             part = scatter(part, block.rest, method, value)
@@ -304,9 +307,7 @@ class Index(NamedTuple):
         value = _reshape(value, block.sizes)
         if block.is_whole:
             return value if method == "set" else jnp.add(x, value)
-        if method == "add":
-            value = jnp.add(block.read(x), value)
-        return block.write(x, value)
+        return block.write(x, value) if method == "set" else block.add(x, value)
 
 
 def _reshape(x: Value, shape: tuple[int, ...]) -> Value:

@@ -1,4 +1,4 @@
-"""Stage 2: deposits, values put into zeros to be added to a buffer, are added to the buffer itself.
+"""Stage 3: deposits, values put into zeros to be added to a buffer, are added to the buffer itself.
 
 The transpose of a read is an array of zeros with the cotangent put where the read was, and the
 cotangents of a buffer are added up: `ct + update(zeros, u, i)` costs the whole buffer for each
@@ -17,7 +17,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
-from refs._inplace.body import Body, carries, is_add, is_var, renamed, splice, substitute
+from refs._inplace.body import (
+    Body,
+    carries,
+    is_add,
+    is_like,
+    is_literal_zero,
+    is_var,
+    is_zeros,
+    renamed,
+    splice,
+    substitute,
+)
 from refs._types import Atom, Aval, Eqn, Jaxpr, Value
 
 
@@ -64,7 +75,7 @@ class _Sums:
         eqn = self.body.eqns[k]
         left, right = eqn.invars
         aval: Aval = left.aval
-        if aval != right.aval or not aval.shape:
+        if not is_like(left, right) or not aval.shape:
             return
         for base, other in ((left, right), (right, left)):
             found = self.deposits(other, 1)
@@ -109,10 +120,8 @@ class _Sums:
         return found[::-1], sums
 
     def _is_zeros(self, atom: Atom) -> bool:
-        if is_var(atom) and atom in self.made_by:
-            eqn = self.body.eqns[self.made_by[atom]]
-            return eqn.primitive is lax.broadcast_in_dim_p and _is_literal_zero(eqn.invars[0])
-        return _is_literal_zero(atom)
+        k = self.made_by.get(atom) if is_var(atom) else None
+        return is_zeros(atom, None if k is None else self.body.eqns[k])
 
     def _starts_from_zeros(self, k: int, output: int) -> bool:
         """Whether an output of equation `k` is a deposit."""
@@ -121,7 +130,7 @@ class _Sums:
             return self._is_zeros(eqn.invars[0])
         if eqn.primitive is lax.pad_p:
             edges = eqn.params["padding_config"]
-            return _is_literal_zero(eqn.invars[1]) and all(
+            return is_literal_zero(eqn.invars[1]) and all(
                 low >= 0 and high >= 0 and not between for low, high, between in edges
             )
         if eqn.effects:
@@ -236,7 +245,3 @@ def _count_uses(body: Body) -> dict[Any, int]:
 def _operands(body: Body) -> Iterator[Atom]:
     for eqn in body.eqns:
         yield from eqn.invars
-
-
-def _is_literal_zero(atom: Atom) -> bool:
-    return not is_var(atom) and not atom.aval.shape and _jax.is_zero_literal(atom)

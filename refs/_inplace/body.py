@@ -137,6 +137,24 @@ def carries(eqn: Eqn) -> tuple[int, int] | None:
     return found(eqn) if found is not None else None
 
 
+def is_same(atom: Atom, other: Atom) -> bool:
+    """Whether two atoms are one variable, or equal constants."""
+    if is_var(atom) or is_var(other):
+        return atom is other
+    return atom.aval == other.aval and bool(atom.val == other.val)
+
+
+def is_zeros(atom: Atom, maker: Eqn | None) -> bool:
+    """Whether an array, made by the equation `maker`, is a constant zero, or consists of it."""
+    if maker is not None:
+        return maker.primitive is lax.broadcast_in_dim_p and is_literal_zero(maker.invars[0])
+    return is_literal_zero(atom)
+
+
+def is_literal_zero(atom: Atom) -> bool:
+    return not is_var(atom) and not atom.aval.shape and _jax.is_zero_literal(atom)
+
+
 def can_pass(atom: Atom) -> bool:
     """Whether a conditional can return zeros instead of an array: not if it is a PRNG key."""
     return isinstance(getattr(atom.aval, "dtype", None), np.dtype)

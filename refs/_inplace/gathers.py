@@ -1,4 +1,4 @@
-"""Stage 4: gathers of a few rows of a large array become slices.
+"""Stage 5: gathers of a few rows of a large array become slices.
 
 XLA on CPU distributes a gather from a large array over its threads, however few elements it reads:
 that costs 4 µs for 8 elements of a megabyte. XLA reads slices where it uses them.

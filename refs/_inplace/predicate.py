@@ -29,6 +29,7 @@ from refs._inplace.body import (
     can_pass,
     is_buffer,
     is_like,
+    is_same,
     is_small,
     is_var,
     must_run,
@@ -268,7 +269,7 @@ def _unmasked(
             and str(mask.aval.dtype) == "bool"  # pyright: ignore
             and read is not None
             and eqns[read].primitive is lax.dynamic_slice_p
-            and all(v is w for v, w in zip(eqns[read].invars, (before, *places), strict=True))
+            and all(map(is_same, eqns[read].invars, (before, *places)))
             and users[value] == [update]
             and users[old] == [select]
         ):

@@ -1,15 +1,16 @@
 """The pass: it turns a pure jaxpr into one that XLA runs in place.
 
-Its stages, each in a file of its own, from the innermost jaxpr outwards but for the first two:
+Its stages, each in a file of its own, from the innermost jaxpr outwards but for the first three:
 
 0. `flatten`: calls are inlined where there is something to order in them.
 1. `predicate`, on CPUs: what one branch writes, and another one reads, is written after them.
-2. `accumulate`: what is added to zeros and then to a buffer is added to the buffer.
-3. `branches`, on CPUs: a conditional for each buffer that branches update.
-4. `gathers`, on CPUs: gathers of a few rows become slices.
-5. `whole`: what is read from a buffer that is overwritten as a whole is read before.
-6. `order`: the readers of a buffer come before its update.
-7. `fences`: what XLA would read again after the update passes through a fence.
+2. `sharded`, on several devices: slices become gathers and scatters of rows.
+3. `accumulate`: what is added to zeros and then to a buffer is added to the buffer.
+4. `branches`, on CPUs: a conditional for each buffer that branches update.
+5. `gathers`, on one CPU: gathers of a few rows become slices.
+6. `whole`: what is read from a buffer that is overwritten as a whole is read before.
+7. `order`: the readers of a buffer come before its update.
+8. `fences`: what XLA would read again after the update passes through a fence.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ from refs._inplace.flatten import flatten, is_worth_it, map_jaxprs
 from refs._inplace.gathers import slice_small_gathers
 from refs._inplace.order import order
 from refs._inplace.predicate import predicate
+from refs._inplace.sharded import in_rows
 from refs._inplace.whole import fence_reads_of_whole
 from refs._types import Jaxpr
 
 
-def rewrite(jaxpr: Jaxpr, on_cpu: bool = True) -> Jaxpr:
+def rewrite(jaxpr: Jaxpr, on_cpu: bool = True, on_several: bool = False) -> Jaxpr:
     """Rewrites a jaxpr so that XLA runs its updates in place.
 
     Args:
       jaxpr: a jaxpr without refs; its constants are kept.
       on_cpu: whether it is compiled for a CPU, where fences are conditionals.
+      on_several: whether it is compiled for several devices, over which arrays may be sharded.
 
     Returns:
       A jaxpr of the same values, but for the order in which floats are summed into a buffer,
@@ -47,7 +50,9 @@ def rewrite(jaxpr: Jaxpr, on_cpu: bool = True) -> Jaxpr:
     jaxpr = flatten(jaxpr, {})
     if on_cpu:
         jaxpr = predicate(jaxpr, {})
-    return _rewrite(jaxpr, on_cpu, {})
+    if on_several:
+        jaxpr = in_rows(jaxpr, {})
+    return _rewrite(jaxpr, on_cpu, on_several, {})
 
 
 def _is_sharded(jaxpr: Jaxpr) -> bool:
@@ -56,15 +61,20 @@ def _is_sharded(jaxpr: Jaxpr) -> bool:
     return any(_jax.has_explicit_sharding(v.aval) for v in variables)
 
 
-def _rewrite(jaxpr: Jaxpr, on_cpu: bool, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
+def _rewrite(
+    jaxpr: Jaxpr, on_cpu: bool, on_several: bool, known: dict[int, tuple[Jaxpr, Jaxpr]]
+) -> Jaxpr:
     if not is_worth_it(jaxpr):
         return jaxpr
     if id(jaxpr) not in known:
         body = accumulate(jaxpr)
-        body.eqns = [map_jaxprs(e, lambda j: _rewrite(j, on_cpu, known)) for e in body.eqns]
+        body.eqns = [
+            map_jaxprs(e, lambda j: _rewrite(j, on_cpu, on_several, known)) for e in body.eqns
+        ]
         if on_cpu:
             split_branches(body)
-            slice_small_gathers(body)
+            if not on_several:
+                slice_small_gathers(body)
         fence_reads_of_whole(body, on_cpu)
         order(body)
         put_fences(body, on_cpu)

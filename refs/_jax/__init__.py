@@ -7,6 +7,7 @@ decoded parameter, and says which one broke.
 """
 
 from refs._jax.callbacks import *  # noqa: F403
+from refs._jax.calls import *  # noqa: F403
 from refs._jax.equations import *  # noqa: F403
 from refs._jax.hijax import *  # noqa: F403
 from refs._jax.names import *  # noqa: F403

@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import callback, core, dispatch, ffi, sharding_impls
+from jax._src import callback, core, dispatch, ffi
 from jax._src.interpreters import ad, mlir
 from jax._src.state import discharge as _discharge
 from jax._src.state import types as _state_types
 
+from refs._jax.calls import devices_outside_shard_map
 from refs._types import Aval, DType, Primitive, Value
 
 __all__ = [
@@ -140,7 +141,7 @@ def register_host_lowering(
     """
 
     def lower(ctx: Any, *operands: Value, **params: Any) -> Any:
-        check(_devices_outside_shard_map(ctx), **params)
+        check(devices_outside_shard_map(ctx), **params)
         platform, *others = ctx.module_context.platforms
         found = None
         if platform in _TARGETS and not others:
@@ -161,13 +162,3 @@ def register_host_lowering(
         return rule(ctx, *operands, index=index)
 
     mlir.register_lowering(primitive, lower)
-
-
-def _devices_outside_shard_map(ctx: Any) -> int:
-    """The number of devices that XLA spreads the operation over; 1 where `shard_map` does it."""
-    context = ctx.module_context.axis_context
-    if isinstance(context, sharding_impls.SPMDAxisContext):
-        mesh = context.mesh
-        free = [n for name, n in mesh.shape.items() if name not in context.manual_axes]
-        return int(np.prod(free, dtype=int))
-    return getattr(context, "num_devices", 1)  # `pmap`'s context has no such number.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import os
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -44,9 +43,7 @@ from refs._types import (
     Atom,
     Aval,
     Buffer,
-    ClosedJaxpr,
     DType,
-    Jaxpr,
     Primitive,
     RefLike,
     Sharding,
@@ -54,18 +51,17 @@ from refs._types import (
 )
 
 __all__ = [
-    "AbstractRef", "AccumEffect", "ArrayImpl", "BitcastTransform", "DistinctIndexer",
-    "Literal", "NDIndexer", "NativeRef", "ReadEffect", "RefEffect", "ReshapeTransform",
-    "Slice", "Tracer", "TransposeTransform", "WriteEffect", "at_top_level", "aval_method",
-    "aval_property", "bitcast", "can_pin", "context_in_jit", "current_trace", "debug_infs",
-    "debug_nans", "def_effectful_abstract_eval", "eval_trace", "free_ref", "freeze", "fun_name",
+    "AbstractRef", "AccumEffect", "ArrayImpl", "BitcastTransform", "DistinctIndexer", "Literal",
+    "NDIndexer", "NativeRef", "ReadEffect", "RefEffect", "ReshapeTransform", "Slice", "Tracer",
+    "TransposeTransform", "WriteEffect", "at_top_level", "aval_method", "aval_property", "bitcast",
+    "can_pin", "context_in_jit", "current_trace", "debug_infs", "debug_nans",
+    "def_effectful_abstract_eval", "eval_trace", "free_ref", "freeze", "fun_name",
     "has_explicit_sharding", "is_callback_frame", "is_jit_disabled", "is_key",
     "is_on_explicit_mesh", "is_ref_type", "mapped_aval", "name_arguments", "native_buffer",
-    "new_ref", "passed_on", "refuse_placement", "register_batching", "register_call_batching",
-    "register_call_lowering", "register_call_to_lojax", "register_handle", "register_lowering",
-    "register_ref_type", "register_type_of", "retype", "set_native_buffer", "shaped_abstractify",
-    "source_line", "trace_context", "trace_of", "trace_state", "type_in_jit", "typeof",
-    "unwrap_keys", "var_of", "varying_axes", "varying_like", "without_constants", "wrap_keys",
+    "new_ref", "passed_on", "refuse_placement", "register_batching", "register_handle",
+    "register_lowering", "register_ref_type", "register_type_of", "retype", "set_native_buffer",
+    "shaped_abstractify", "source_line", "trace_context", "trace_of", "trace_state", "type_in_jit",
+    "typeof", "unwrap_keys", "var_of", "varying_axes", "varying_like", "wrap_keys",
     "zeros_like_aval",
 ]  # fmt: skip
 
@@ -349,47 +345,3 @@ def register_lowering(primitive: Primitive, fun: Callable[..., Any]) -> None:
     """Defines a primitive with one result by a JAX function, both op by op and compiled."""
     primitive.def_impl(fun)
     mlir.register_lowering(primitive, mlir.lower_fun(fun, multiple_results=False))
-
-
-def register_call_batching(primitive: Primitive) -> None:
-    """Registers batching of a primitive that calls its `jaxpr`: the jaxpr is batched."""
-
-    def batch(axis_data: Any, args: Any, axes: Any, *, jaxpr: ClosedJaxpr) -> Any:
-        batched, is_batched = batching.batch_jaxpr_axes(
-            jaxpr, axis_data, axes, [batching.zero_if_mapped] * len(jaxpr.out_avals)
-        )
-        out = primitive.bind(*batched.consts, *args, jaxpr=without_constants(batched))
-        return out, [0 if b else None for b in is_batched]
-
-    batching.fancy_primitive_batchers[primitive] = batch
-
-
-def register_call_lowering(primitive: Primitive, rewrite: Callable[[Jaxpr, bool], Jaxpr]) -> None:
-    """Lowers a primitive with the parameter `jaxpr` to a call of `rewrite(jaxpr, on_cpu)`."""
-
-    def lower(ctx: Any, *args: Any, jaxpr: ClosedJaxpr) -> Any:
-        on_cpu = set(ctx.module_context.platforms) == {"cpu"}
-        new = rewrite(jaxpr.jaxpr, on_cpu)
-        closed = jaxpr if new is jaxpr.jaxpr else jaxpr.replace(jaxpr=new)
-        return mlir.core_call_lowering(ctx, *args, name=primitive.name, call_jaxpr=closed)
-
-    mlir.register_lowering(primitive, lower)
-
-
-def register_call_to_lojax(primitive: Primitive) -> None:
-    """Registers how JAX lowers the "hi" primitives and types in the `jaxpr` of a primitive."""
-
-    def to_lojax(*args: Any, jaxpr: ClosedJaxpr) -> list[Value]:
-        lowered = _partial_eval.lower_jaxpr2(jaxpr)
-        low_args = [
-            x for aval, arg in zip(jaxpr.in_avals, args, strict=True) for x in aval.lower_val(arg)
-        ]
-        out = iter(primitive.bind(*lowered.consts, *low_args, jaxpr=without_constants(lowered)))
-        return [t.raise_val(*itertools.islice(out, len(t.lo_ty()))) for t in jaxpr.out_avals]
-
-    primitive.to_lojax = to_lojax
-
-
-def without_constants(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """A closed jaxpr with its constants as its first inputs."""
-    return closed.replace(jaxpr=_partial_eval.convert_constvars_jaxpr(closed.jaxpr), consts=())

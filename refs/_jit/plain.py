@@ -16,6 +16,7 @@ import jax
 
 from refs import _jax
 from refs._callbacks.analysis import calls_host
+from refs._discharge.program import discharges
 from refs._handles.predicates import is_ref
 from refs._inplace.in_place import call_in_place
 from refs._jit.executable import TypesDiffer
@@ -33,13 +34,15 @@ class Plain:
     """A form of a function for arguments that are no refs.
 
     The function's trace tells whether it touches other refs: closed over, made inside, returned. If
-    there are none, JAX alone runs the function. If the function makes all of them for itself, its
-    form is the `discharged` one. For any other function, an `Entry` is made of the trace.
+    there are none, JAX alone runs the function. If the function makes all of them for itself,
+    perhaps in a transformation such as `refs.grad`, which leaves none of them in the trace, its
+    form is the `discharged` one, in place. For any other function, an `Entry` is made of the trace.
 
     Attributes:
       static, is_alone, flatten: as those of an `Entry`.
       captured: the values of an enclosing trace that it closes over.
       effectful_jaxpr: the jaxpr with the function's own refs, None if it makes none.
+      hid_refs: whether transformations have discharged refs while it was traced.
       compiled: the function under `jax.jit`, with all of the user's keywords. Instead of being
         traced again it raises `TypesDiffer`: for arguments of other types it may touch refs.
     """
@@ -58,6 +61,7 @@ class Plain:
         self.static, self.is_alone, self.flatten = static, True, flatten
         self.captured: Sequence[Value] = ()
         self.effectful_jaxpr: ClosedJaxpr | None = None
+        self.hid_refs = False
         self._asks = asks = object()
         self._returned: list[Any] = []
         returned = self._returned
@@ -97,10 +101,12 @@ class Plain:
 
     def find_refs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace | None:
         """The trace of a function that touches refs or returns them, None for any other."""
+        before = discharges()
         with advised():
             traced = self._ask(self._bare.trace, args, kwargs)
-        self.captured = _jax.captured(traced)
-        if not self.returns_refs and not (uses_refs(traced.jaxpr) or calls_host(traced.jaxpr)):
+        self.captured, self.hid_refs = _jax.captured(traced), discharges() > before
+        touches_refs = self.hid_refs or uses_refs(traced.jaxpr) or calls_host(traced.jaxpr)
+        if not self.returns_refs and not touches_refs:
             return None
         tree = traced.out_tree
         return Trace(traced.jaxpr, *(self._returned or (tree, (None,) * tree.num_leaves)))

@@ -24,17 +24,18 @@ class _Stage:
       in_tree: the structure of the arguments: `(args, kwargs)`.
       out_info: the result's shapes and dtypes.
       out_tree: the result's structure.
+      of_jax: JAX's stage of the pure program, whose first arguments are the values of written refs.
     """
 
     def __init__(self, entry: Any, of_jax: Any, known: _Known):
-        self._entry, self._of_jax, self._known = entry, of_jax, known
+        self._entry, self.of_jax, self._known = entry, of_jax, known
         told = of_jax if entry.is_plain else entry
         self.args_info, self.in_tree = told.args_info, told.in_tree
         self.out_info, self.out_tree = told.out_info, told.out_tree
 
     def __getattr__(self, name: str) -> Any:
         # While a copy is made it has no attributes yet: then this raises AttributeError.
-        return getattr(object.__getattribute__(self, "_of_jax"), name)
+        return getattr(object.__getattribute__(self, "of_jax"), name)
 
 
 class Traced(_Stage):
@@ -71,7 +72,7 @@ class Traced(_Stage):
                 "called where there are no refs. Export the function of their values, "
                 "`jax.jit(refs.functionalize(...))`: state in, new state out"
             )
-        lowered = self._of_jax.lower(
+        lowered = self.of_jax.lower(
             lowering_platforms=lowering_platforms, _private_parameters=_private_parameters
         )
         return Lowered(self._entry, lowered, self._known)
@@ -89,9 +90,16 @@ class Lowered(_Stage):
         super().__init__(entry, of_jax, known)
         self.written = [] if entry.is_plain else [s.origin for s in entry.transaction.written]
 
+    def described(self, arguments: Sequence[str]) -> list[str]:
+        """What each written ref is, given that of the distinct refs among the arguments."""
+        slots = [] if self._entry.is_plain else self._entry.transaction.written
+        return [
+            s.origin.describe() if s.argument is None else arguments[int(s.argument)] for s in slots
+        ]
+
     def compile(self, compiler_options: dict[str, Any] | None = None, **keywords: Any) -> Compiled:
         """Compiles for the devices that the refs are on."""
-        compiled = self._of_jax.compile(compiler_options, **keywords)
+        compiled = self.of_jax.compile(compiler_options, **keywords)
         return Compiled(self._entry, compiled, self._known)
 
 
@@ -100,7 +108,7 @@ class Compiled(_Stage):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._entry.is_plain:
-            return self._of_jax(*args, **kwargs)
+            return self.of_jax(*args, **kwargs)
         entry, flat = self._known(self._entry.static, args, kwargs)
         if entry is not self._entry:
             raise RefTypeError(
@@ -108,7 +116,7 @@ class Compiled(_Stage):
                 "among its refs, than it was compiled for, or with static ones, which it has "
                 f"already{self._differences(args, kwargs)}"
             )
-        return carefully(entry, flat, self._of_jax)
+        return carefully(entry, flat, self.of_jax)
 
     def _differences(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The arguments of other types, each in a line of its own."""

@@ -11,26 +11,27 @@ _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{$")
 _INSTRUCTION = re.compile(
     r"^  (?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<type>\(.*?\)|\S+) (?P<op>[\w\-]+)\((?P<rest>.*)$"
 )
-_ARRAY = re.compile(r"^(\w+)\[([\d,]*)\]")
+_ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 _CALLED = re.compile(
     r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
 )
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_COPIES = ("copy", "copy-start")
+_COLLECTIVES = tuple(
+    op + suffix
+    for op in ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+    for suffix in ("", "-start")
+)
 _STACK_FRAME = re.compile(r"stack_frame_id=(\d+)")
 
 
 class Instruction(NamedTuple):
-    """One instruction. `dtype` and `shape` are the result's; of a tuple, None and ()."""
+    """One instruction. `arrays`: for each array in its result, dtype and number of elements."""
 
     name: str
     op: str
-    dtype: str | None
-    shape: tuple[int, ...]
+    arrays: list[tuple[str, int]]
     rest: str  # the operands and attributes, as printed
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape) if self.dtype else 0
 
     def called(self) -> list[str]:
         """The computations that it runs."""
@@ -40,13 +41,24 @@ class Instruction(NamedTuple):
         return found
 
 
-class Copy(NamedTuple):
-    """A copy of an array of `size` elements: whether a loop repeats it, and the line it is for."""
+class Move(NamedTuple):
+    """A copy of an array of `size` elements, or a collective that gives each device as many.
+
+    Attributes:
+      in_loop: whether a loop repeats it.
+      line: the line of the user's that it is for.
+    """
 
     dtype: str
     size: int
     in_loop: bool
+    is_collective: bool
     line: str | None
+
+    @property
+    def bytes(self) -> int:
+        bits = re.search(r"\d+", self.dtype)
+        return self.size * max(int(bits[0]) // 8 if bits else 1, 1)
 
 
 class Module(NamedTuple):
@@ -68,13 +80,8 @@ class Module(NamedTuple):
         current: list[Instruction] = []
         for line in text.splitlines():
             if match := _INSTRUCTION.match(line):
-                array = _ARRAY.match(match["type"])
-                shape = tuple(int(d) for d in array[2].split(",") if d) if array else ()
-                current.append(
-                    Instruction(
-                        match["name"], match["op"], array and array[1], shape, match["rest"]
-                    )
-                )
+                arrays = _arrays(match["type"])
+                current.append(Instruction(match["name"], match["op"], arrays, match["rest"]))
             elif match := _COMPUTATION.match(line):
                 current = computations[match[1]] = []
         looped = [
@@ -100,19 +107,23 @@ class Module(NamedTuple):
     def parameters(self) -> dict[int, tuple[str, int]]:
         """For each array parameter, by number: its dtype and its number of elements."""
         layout = re.search(r"entry_computation_layout=\{\((.*?)\)->", self.text)
-        arrays = re.findall(r"(\w+)\[([\d,]*)\]", layout[1] if layout else "")
-        return {
-            k: (dtype, math.prod(int(d) for d in dims.split(",") if d))
-            for k, (dtype, dims) in enumerate(arrays)
-        }
+        return dict(enumerate(_arrays(layout[1] if layout else "")))
 
-    def copies(self, smallest: int) -> list[Copy]:
-        """The copies of arrays of at least `smallest` elements."""
+    def moves(self) -> list[Move]:
+        """The copies of arrays, and the collectives."""
         return [
-            Copy(i.dtype or "", i.size, name in self.in_loops, self._line_for(i, instructions))
+            Move(
+                dtype,
+                size,
+                name in self.in_loops,
+                i.op not in _COPIES,
+                self._line_for(i, instructions),
+            )
             for name, instructions in self.computations.items()
             for i in instructions
-            if i.op in ("copy", "copy-start") and i.size >= smallest
+            if i.op in _COPIES + _COLLECTIVES
+            # What starts a copy returns its operand, too.
+            for dtype, size in (i.arrays[:1] if i.op in _COPIES else i.arrays)
         ]
 
     def _line_for(self, copy: Instruction, others: Sequence[Instruction]) -> str | None:
@@ -139,3 +150,10 @@ class Module(NamedTuple):
     def _table(self, title: str) -> str:
         match = re.search(rf"^{title}\n(.*?)\n\n", self.text, re.M | re.S)
         return match[1] if match else ""
+
+
+def _arrays(text: str) -> list[tuple[str, int]]:
+    return [
+        (dtype, math.prod(int(d) for d in dims.split(",") if d))
+        for dtype, dims in _ARRAY.findall(text)
+    ]

@@ -8,7 +8,7 @@ from jax import lax
 
 import refs
 from refs._jit import ways
-from refs.testing import assert_in_place
+from tests.inplace.helpers import assert_in_place
 
 S = jax.ShapeDtypeStruct
 
@@ -177,7 +177,7 @@ def test_what_has_to_be_copied_is_said(program):
     line = program.__code__.co_firstlineno
     where = f"test_in_place.py:({line + 1}|{line + 2})"  # the reading or the callback
     with pytest.raises(
-        AssertionError, match=rf"copies .* as many as a ref .* for {where}"
+        AssertionError, match=rf"copies .* as many as ref `r` .* for {where}"
     ) as caught:
         assert_in_place(program, *float_refs(1))
     assert "used again after it has been overwritten" in str(caught.value)

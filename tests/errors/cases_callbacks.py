@@ -94,7 +94,7 @@ def callback_on_a_ref_on_several_devices(r, i):
     "part",
 )
 def callback_in_a_program_for_several_devices(r, i):
-    with mock.patch.object(_jax.callbacks, "_devices_outside_shard_map", return_value=4):
+    with mock.patch.object(_jax.callbacks, "devices_outside_shard_map", return_value=4):
         refs.jit(lambda: refs.io_callback(nothing, None, r))()
 
 

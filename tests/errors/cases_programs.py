@@ -353,12 +353,12 @@ def donated_for_nothing(r, i):
 
 @raises(
     AssertionError,
-    "keeping is not in place: it copies 1,000 elements of float32, as many as ref `q` (created at "
+    "keeping is not in place: it copies 10,000 elements of float32, as many as ref `q` (created at "
     "FILE:N) has, 2 times a call, for FILE:N. A value that is used again after it has been "
     "overwritten has to be copied: use it before, or read the ref again",
 )
 def second_use_of_the_old_value(r, i):
-    q = refs.new_ref(jnp.ones(1000), name="q")
+    q = refs.new_ref(jnp.ones(10_000), name="q")
 
     def keeping():
         old = q[...]
@@ -366,6 +366,15 @@ def second_use_of_the_old_value(r, i):
         return old
 
     refs.testing.assert_in_place(keeping)
+
+
+@raises(
+    errors.RefTypeError,
+    "assert_in_place with like=3: a function of arrays, or what `jax.jit(f).lower(...)` returns, "
+    "is needed",
+)
+def like_no_program(r, i):
+    refs.testing.assert_in_place(lambda: r.__setitem__(0, 1.0), like=3)
 
 
 # --- jit ------------------------------------------------------------------------------------------

@@ -1,17 +1,24 @@
 """What the tests of the in-place pass share."""
 
+import functools
+
 import jax
 import numpy as np
 
+import refs
 from refs._inplace import rewrite
+
+# The tests' arrays are small; copies of less than 64 floats aren't prevented.
+assert_in_place = functools.partial(refs.testing.assert_in_place, smaller_than=256)
 
 
 def rewritten(fun, *args):
     """The pass's jaxpr of a function on a CPU; it computes the same, there and elsewhere."""
     closed = jax.make_jaxpr(fun)(*args)
-    new, elsewhere = rewrite(closed.jaxpr), rewrite(closed.jaxpr, on_cpu=False)
+    new = rewrite(closed.jaxpr)
+    elsewhere = [rewrite(closed.jaxpr, *w) for w in ((False, False), (True, True), (False, True))]
     want, *others = (
-        jax.core.eval_jaxpr(j, closed.consts, *args) for j in (closed.jaxpr, new, elsewhere)
+        jax.core.eval_jaxpr(j, closed.consts, *args) for j in (closed.jaxpr, new, *elsewhere)
     )
     for got in others:
         for x, y in zip(want, got, strict=True):

@@ -13,7 +13,7 @@ from jax import lax
 import refs
 from refs import _jax, errors
 from refs._inplace import rewrite
-from refs.testing import assert_in_place
+from tests.inplace.helpers import assert_in_place
 
 N = 10_000
 IS_OLD = jaxlib.version.__version_info__ < (0, 11, 2)

@@ -7,7 +7,8 @@ import pytest
 from jax import lax
 
 import refs
-from refs.testing import assert_in_place
+from refs.testing._hlo import Module
+from tests.inplace.helpers import assert_in_place
 
 N = 10_000
 
@@ -201,3 +202,29 @@ def test_the_gradient_of_a_write_stores_a_flag_a_step():
     u = refs.new_ref(jnp.ones((2, width)))
     compiled = refs.jit(refs.grad(over_a_ref)).lower(u).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < steps * width / 2
+
+
+def own(x):
+    r = refs.new_ref(x)
+
+    def swap(k, _):
+        r[k], r[k + 1] = r[k + 1] * 2, r[k]
+
+    lax.fori_loop(0, 9, swap, None)
+    return (r[...] ** 2).sum()
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        refs.grad(own),
+        jax.jit(refs.grad(own)),
+        lambda x: refs.jvp(own, (x,), (x,)),
+        lambda x: refs.vmap(own)(jnp.stack([x, x])).sum(),
+        refs.checkpoint(own),
+    ],
+    ids=["grad", "jit of grad", "jvp", "vmap", "checkpoint"],
+)
+def test_a_transformed_function_that_makes_its_refs_itself(fun):
+    moves = Module.parse(refs.jit(fun).lower(jnp.ones(N)).compile().as_text()).moves()
+    assert not [m for m in moves if m.size >= N and m.in_loop]

@@ -11,7 +11,7 @@ from refs import _jax
 from refs._inplace import rewrite
 from refs._inplace.flatten import flatten
 from refs._inplace.predicate import predicate
-from refs.testing import assert_in_place
+from tests.inplace.helpers import assert_in_place
 
 N = 1000
 BRANCHES = {}
