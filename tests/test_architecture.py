@@ -72,6 +72,7 @@ LAYERS = [
         *("_inplace.accumulate", "_inplace.branches", "_inplace.gathers", "_inplace.predicate"),
         "_inplace.sharded",
     ],
+    ["_inplace.scatters"],
     ["_inplace.order"],
     ["_inplace.whole"],
     ["_inplace.fences"],

@@ -192,6 +192,13 @@ def splice(
     return eqns, renamed(template.outvars, names)
 
 
+def replaced(eqn: Eqn, fun: Callable[..., Any], atoms: Sequence[Atom], **static: Any) -> list[Eqn]:
+    """`splice`, of equations that compute the one result of `eqn`."""
+    made, [out] = splice(fun, atoms, eqn, **static)
+    [result] = eqn.outvars
+    return [e.replace(outvars=[result if v is out else v for v in e.outvars]) for e in made]
+
+
 def barrier(*operands: Value) -> Any:
     """`lax.optimization_barrier`, to be spliced."""
     return lax.optimization_barrier(operands)

@@ -161,6 +161,11 @@ def _put_onto(jaxpr: Jaxpr) -> set[Any]:
     return found
 
 
+def map_inner(eqn: Eqn, fun: Callable[[Jaxpr], Jaxpr]) -> Eqn:
+    """`map_jaxprs`, and of calls."""
+    return (_jax.map_jaxprs if is_call(eqn) else map_jaxprs)(eqn, fun)
+
+
 def map_jaxprs(eqn: Eqn, fun: Callable[[Jaxpr], Jaxpr]) -> Eqn:
     """The equation with `fun` applied to each jaxpr, if it is a loop or has branches."""
     if eqn.primitive not in (*_jax.loop_primitives, _jax.cond_p):

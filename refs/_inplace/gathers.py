@@ -1,7 +1,8 @@
-"""Stage 5: gathers of a few rows of a large array become slices.
+"""Stage 3, on one CPU: gathers of a few rows become slices.
 
 XLA on CPU distributes a gather from a large array over its threads, however few elements it reads:
-that costs 4 µs for 8 elements of a megabyte. XLA reads slices where it uses them.
+that costs 4 µs for 8 elements of a megabyte. With JAX 0.10.2 a gather of 4 rows from a small array
+in a loop takes five times as long as slices, too. XLA reads slices where it uses them.
 """
 
 from __future__ import annotations
@@ -11,40 +12,52 @@ import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode
 
-from refs._inplace.body import Body, size, splice
-from refs._types import Atom, Eqn, Value
+from refs._inplace.body import can_pass, replaced, size
+from refs._inplace.flatten import map_inner
+from refs._types import Atom, Aval, Eqn, Jaxpr, Value
 
-# The size in bytes from which XLA uses its threads, and how many rows still make a small program.
-LARGE, FEW = 2**19, 32
+# How many rows still make a small program; and how many if the array is smaller than `LARGE`, the
+# size in bytes from which XLA uses its threads.
+FEW, FEWER, LARGE = 32, 8, 2**19
 
 
-def slice_small_gathers(body: Body) -> None:
-    """Replaces the gathers of one level of a jaxpr that read a few rows of a large array."""
-    eqns: list[Eqn] = []
-    for eqn in body.eqns:
-        if eqn.primitive is lax.gather_p and _is_worth_it(eqn):
-            p = eqn.params
-            made, [out] = splice(
-                _slices, eqn.invars, eqn, dims=p["dimension_numbers"], sizes=p["slice_sizes"]
-            )
-            eqns += [e.replace(outvars=eqn.outvars) if e.outvars[0] is out else e for e in made]
-        else:
-            eqns.append(eqn)
-    body.eqns = eqns
+def slice_small_gathers(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
+    """The jaxpr, and those in it, with slices for gathers that read a few rows of a large array.
+
+    `known` are the jaxprs seen in this pass and their results, by id.
+    """
+    if id(jaxpr) not in known:
+        eqns: list[Eqn] = []
+        for eqn in jaxpr.eqns:
+            if eqn.primitive is lax.gather_p and _is_worth_it(eqn):
+                p = eqn.params
+                dims, sizes = p["dimension_numbers"], p["slice_sizes"]
+                eqns += replaced(eqn, _slices, eqn.invars, dims=dims, sizes=sizes)
+            else:
+                eqns.append(map_inner(eqn, lambda inner: slice_small_gathers(inner, known)))
+        known[id(jaxpr)] = jaxpr, jaxpr.replace(eqns=eqns)
+    return known[id(jaxpr)][1]
 
 
 def _is_worth_it(eqn: Eqn) -> bool:
-    operand: Atom
-    indices: Atom
-    operand, indices = eqn.invars
-    dtype = operand.aval.dtype
+    aval: Aval = eqn.invars[0].aval
     return (
-        eqn.params["mode"] in (GatherScatterMode.CLIP, GatherScatterMode.PROMISE_IN_BOUNDS)
-        and isinstance(dtype, np.dtype)
-        and size(operand) * dtype.itemsize >= LARGE
-        and 0 < size(eqn.outvars[0]) <= size(operand) // 16
-        and int(np.prod(indices.aval.shape[:-1])) <= FEW
+        eqn.params["mode"] != GatherScatterMode.FILL_OR_DROP
+        and are_few(eqn, eqn.outvars[0])
+        and (_n_rows(eqn) <= FEWER or size(eqn.invars[0]) * aval.dtype.itemsize >= LARGE)
     )
+
+
+def are_few(eqn: Eqn, rows: Atom) -> bool:
+    """Whether the rows of a gather or scatter are few, and a small part of its operand."""
+    operand = eqn.invars[0]
+    return can_pass(operand) and 0 < 16 * size(rows) <= size(operand) and 0 < _n_rows(eqn) <= FEW
+
+
+def _n_rows(eqn: Eqn) -> int:
+    """How many rows a gather or scatter names."""
+    indices: Aval = eqn.invars[1].aval
+    return int(np.prod(indices.shape[:-1]))
 
 
 def _slices(

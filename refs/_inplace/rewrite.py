@@ -1,16 +1,17 @@
 """The pass: it turns a pure jaxpr into one that XLA runs in place.
 
-Its stages, each in a file of its own, from the innermost jaxpr outwards but for the first three:
+Its stages, each in a file of its own, from the innermost jaxpr outwards but for the first four:
 
 0. `flatten`: calls are inlined where there is something to order in them.
 1. `predicate`, on CPUs: what one branch writes, and another one reads, is written after them.
 2. `sharded`, on several devices: slices become gathers and scatters of rows.
-3. `accumulate`: what is added to zeros and then to a buffer is added to the buffer.
-4. `branches`, on CPUs: a conditional for each buffer that branches update.
-5. `gathers`, on one CPU: gathers of a few rows become slices.
-6. `whole`: what is read from a buffer that is overwritten as a whole is read before.
-7. `order`: the readers of a buffer come before its update.
-8. `fences`: what XLA would read again after the update passes through a fence.
+3. `gathers`, on one CPU: gathers of a few rows become slices, in loops that only read, too.
+4. `accumulate`: what is added to zeros and then to a buffer is added to the buffer.
+5. `branches`, on CPUs: a conditional for each buffer that branches update.
+6. `scatters`, on one CPU: scatters of a few rows become loops over them.
+7. `whole`: what is read from a buffer that is overwritten as a whole is read before.
+8. `order`: the readers of a buffer come before its update.
+9. `fences`: what XLA would read again after the update passes through a fence.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from refs._inplace.flatten import flatten, is_worth_it, map_jaxprs
 from refs._inplace.gathers import slice_small_gathers
 from refs._inplace.order import order
 from refs._inplace.predicate import predicate
+from refs._inplace.scatters import loop_over_small_scatters
 from refs._inplace.sharded import in_rows
 from refs._inplace.whole import fence_reads_of_whole
 from refs._types import Jaxpr
@@ -52,6 +54,8 @@ def rewrite(jaxpr: Jaxpr, on_cpu: bool = True, on_several: bool = False) -> Jaxp
         jaxpr = predicate(jaxpr, {})
     if on_several:
         jaxpr = in_rows(jaxpr, {})
+    elif on_cpu and is_worth_it(jaxpr):
+        jaxpr = slice_small_gathers(jaxpr, {})
     return _rewrite(jaxpr, on_cpu, on_several, {})
 
 
@@ -74,7 +78,7 @@ def _rewrite(
         if on_cpu:
             split_branches(body)
             if not on_several:
-                slice_small_gathers(body)
+                loop_over_small_scatters(body)
         fence_reads_of_whole(body, on_cpu)
         order(body)
         put_fences(body, on_cpu)

@@ -10,7 +10,6 @@ from typing import Any
 
 from jax import lax
 
-from refs import _jax
 from refs._indexing.rows import add_rows, are_few, read_rows, write_rows
 from refs._inplace.body import (
     Body,
@@ -21,10 +20,10 @@ from refs._inplace.body import (
     is_same,
     is_var,
     is_zeros,
+    replaced,
     size,
-    splice,
 )
-from refs._inplace.flatten import is_call, map_jaxprs
+from refs._inplace.flatten import map_inner
 from refs._types import Atom, Aval, Eqn, Jaxpr, Value
 
 
@@ -37,10 +36,7 @@ def in_rows(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
         body = Body(jaxpr)
         blocks = _Blocks(body)
         body.eqns = [new for eqn in body.eqns for new in blocks.in_rows(eqn)]
-        for k, eqn in enumerate(body.eqns):
-            body.eqns[k] = (_jax.map_jaxprs if is_call(eqn) else map_jaxprs)(
-                eqn, lambda inner: in_rows(inner, known)
-            )
+        body.eqns = [map_inner(eqn, lambda inner: in_rows(inner, known)) for eqn in body.eqns]
         known[id(jaxpr)] = jaxpr, body.close()
     return known[id(jaxpr)][1]
 
@@ -52,14 +48,12 @@ class _Blocks:
     def in_rows(self, eqn: Eqn) -> list[Eqn]:
         """An equation, or those that do the same row by row."""
         if eqn.primitive is lax.dynamic_slice_p and _is_part(eqn.outvars[0], eqn.invars[0]):
-            made, [out] = splice(read_rows, eqn.invars, eqn, sizes=eqn.params["slice_sizes"])
-        elif eqn.primitive is lax.dynamic_update_slice_p and _is_part(*eqn.invars[1::-1]):
-            made, [out] = self._written(eqn)
-        else:
-            return [eqn]
-        return [e.replace(outvars=eqn.outvars) if e.outvars[0] is out else e for e in made]
+            return replaced(eqn, read_rows, eqn.invars, sizes=eqn.params["slice_sizes"])
+        if eqn.primitive is lax.dynamic_update_slice_p and _is_part(*eqn.invars[1::-1]):
+            return self._written(eqn)
+        return [eqn]
 
-    def _written(self, eqn: Eqn) -> tuple[list[Eqn], list[Atom]]:
+    def _written(self, eqn: Eqn) -> list[Eqn]:
         """A block overwritten: perhaps only if a flag is true, perhaps by a sum with what is there.
 
         What is there needn't be read then, which takes a collective.
@@ -76,10 +70,10 @@ class _Blocks:
             for old, added in (total.invars, total.invars[::-1]):
                 if self._is_there(old, eqn) and is_like(old, added):
                     add = _add_rows_if if flag else add_rows
-                    return splice(add, [x, *flag, added, *starts], eqn)
-        # Stage 3 knows the sum of zeros and something as what it can add to another array instead.
+                    return replaced(eqn, add, [x, *flag, added, *starts])
+        # `accumulate` can add to another array what is added to zeros.
         write = add_rows if is_zeros(x, self._maker(x)) else write_rows
-        return splice(_write_rows_if if flag else write, [x, *flag, value, *starts], eqn)
+        return replaced(eqn, _write_rows_if if flag else write, [x, *flag, value, *starts])
 
     def _is_there(self, atom: Atom, update: Eqn) -> bool:
         """Whether a value is the block that an update overwrites."""

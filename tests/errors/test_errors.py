@@ -24,6 +24,7 @@ from tests.errors import (
     cases_members,
     cases_numbers,
     cases_programs,
+    cases_testing,
     cases_values,
     cases_views,
 )
@@ -37,6 +38,7 @@ MODULES = (
     cases_members,
     cases_numbers,
     cases_programs,
+    cases_testing,
     cases_custom_rules,
     cases_derivatives,
     cases_lanes,
