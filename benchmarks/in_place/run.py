@@ -7,10 +7,10 @@
 From the top of the checkout, with `refs` and rich installed. numba, if it is there, compiles the
 bound, which is otherwise Python over NumPy; the plot needs matplotlib.
 
-Each program of the suite (`programs.py`, `structures.py`, `gradients.py`) runs in four ways: over
-refs under `refs.jit`; over `jax.Ref` under `jax.jit`; by hand, under a `jax.jit` that donates the
-state; and as a loop over plain memory, the bound. Before any is timed, all have run once from the
-same inputs, and hold what the bound holds.
+Each program of the suite (`programs.py`, `structures.py`, `branches.py`, `gradients.py`) runs in
+four ways: over refs under `refs.jit`; over `jax.Ref` under `jax.jit`; by hand, under a `jax.jit`
+that donates the state; and as a loop over plain memory, the bound. Before any is timed, all have
+run once from the same inputs, and hold what the bound holds.
 
 A time is that of a call of 2K steps less that of a call of K steps, over K, so that what a call
 does once, such as to zero a gradient or to copy the buffer, doesn't count. K is `--steps`; 20 times
@@ -38,6 +38,7 @@ from typing import Any
 import jax
 import ways
 import whole
+from branches import BRANCHES
 from gradients import DERIVED
 from programs import FORWARD, Program
 from rich.console import Console
@@ -46,7 +47,7 @@ from structures import STRUCTURES
 
 from refs.testing._hlo import Module
 
-SUITE = [*FORWARD, *STRUCTURES, *DERIVED]
+SUITE = [*FORWARD, *STRUCTURES, *BRANCHES, *DERIVED]
 SIZES = (10**4, 10**6)
 PLOTTED = (10**3, 10**4, 10**5, 10**6)
 LEAST = 0.001  # µs: less than that is noise
