@@ -31,7 +31,9 @@ argument, the buffers that the refs are to have if it raises. The `finally` call
 buffers are back.
 
 **An error.** If a cell is empty, `list.pop` raises. The buffers taken before that are in `held`,
-and `put_back`, which iterates over `cells` and `held` together, ends where `held` does.
+and `put_back`, which iterates over `cells` and `held` together, ends where `held` does. A program
+that can fail while it runs has destroyed what was donated to it: `_jit.ways.carefully` keeps copies
+of that, and puts them into `held`.
 
 **Another thread.** Taking is one step, so of two threads that want the same cells, one gets all or
 puts back those that it got; it holds no buffer while it waits. So no thread waits for one that

@@ -55,7 +55,8 @@ class Program(NamedTuple):
     ) -> tuple[list[Touch], list[Touch]]:
         """How the program touches each of `refs`, and each input.
 
-        If it only holds one, that is `held_outside` for one of `refs`, and `held` for an input.
+        For those that are held (see `touch`), it is `held_outside` for one of `refs`, and `held`
+        for an input.
 
         `same` maps the position of an input to that of the same ref in `refs`: a touch of one is a
         touch of both.

@@ -55,6 +55,9 @@ def donated_operands(arguments: Arguments, is_debugging: bool = False) -> tuple[
     The state is the values of the refs in `Transaction.written`. The last operand is the arrays
     that the user donates with `donate_argnums` and `donate_argnames`. While JAX looks for NaNs
     (`is_debugging`) nothing is donated: JAX then runs a program that has made some a second time.
+
+    This is for `refs.jit`. Kernels of eager operations donate their buffer (`_buffers.kernels`),
+    loops at top level theirs (`_transactions.calls`), and callbacks there (`_callbacks.eager`).
     """
     if is_debugging:
         return ()

@@ -1,4 +1,15 @@
-"""The kinds of access to a ref."""
+"""The kinds of access to a ref.
+
+A ref is *held* where all that is done with it is to give it to a function with derivative rules:
+
+    @jax.custom_vjp
+    def seen(r, x):  # It doesn't touch `r`; its backward rule stores the cotangent there.
+        return x
+
+JAX traces the rules only where it differentiates the function. So whoever discharges a call of
+`seen` says what rules may do to such a ref (`held`, an argument in many places): nothing, where
+nothing is differentiated; read and write it; or in lanes, which may share it, only read it.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +26,13 @@ class Touch(enum.Flag):
     MULTIPLY = 8
     MIN = 16
     MAX = 32
-    HELD = 64  # only given to a function with derivative rules: the rules may touch the ref
+    HELD = 64  # see the module
 
     def settled(self, held: Touch) -> Touch:
-        """The touches that count, where `held` is what rules may do to a ref that is only given.
+        """The touches that count: if the ref is held, `held` in the place of `HELD`.
 
-        In lanes `held` is READ. There it is left out if the ref has other touches: a read besides
-        them might be refused.
+        In lanes, where `held` is READ, that is left out for a ref that is also touched: lanes may
+        not both accumulate into a ref that they share and read it.
         """
         rest = self & ~Touch.HELD
         if rest == self or (held == Touch.READ and rest):
