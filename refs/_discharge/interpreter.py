@@ -45,7 +45,7 @@ class Context:
         self,
         outer: Context | None = None,
         around: Bindings | None = None,
-        inside: Callable[[Cell], Cell | None] = lambda cell: cell,
+        inside: Callable[[Cell], Cell] = lambda cell: cell,
         differentiated: bool = False,
         lanes: Lanes | None = None,
         held: Touch = Touch.NONE,
@@ -136,7 +136,7 @@ class Context:
         """
         return Scope(self, calls, rules_of)
 
-    def inner(self, around: Bindings, inside: Callable[[Cell], Cell | None]) -> Context:
+    def inner(self, around: Bindings, inside: Callable[[Cell], Cell]) -> Context:
         """The context of a body, with the bindings around it: `inside` finds a cell of its own."""
         return Context(self, around, inside)
 

@@ -70,13 +70,13 @@ class Bindings(NamedTuple):
       frames: the variables of the jaxprs under way, those of the innermost first.
       cells: the cell of each concrete ref, by the ref's id.
       outer: in a body, the bindings at the equation that runs it, otherwise None.
-      inside: gives the cell, in this body, of a cell of `outer`, or None.
+      inside: gives the cell, in this body, of a cell of `outer`.
     """
 
     frames: tuple[Known, ...]
     cells: dict[int, Cell]
     outer: Bindings | None
-    inside: Callable[[Cell], Cell | None]
+    inside: Callable[[Cell], Cell]
 
     def find(self, const: Value) -> Any:
         """The value or cell that a constant of a rule stands for here; itself, if there is none."""
@@ -86,7 +86,7 @@ class Bindings(NamedTuple):
         found = self.outer.find(const)
         if not isinstance(found, Cell):
             return found
-        return self.inside(found) or const
+        return self.inside(found)
 
     def target(self, const: Value) -> Any:
         """The result of `find` once the interpretation has ended: of a cell, its ref or None."""

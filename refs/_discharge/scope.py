@@ -208,7 +208,7 @@ class InnerScope:
         place_of = {id(c): tuple(islice(given, len(place))) for c, place in scope.places}
         counterparts = _Counterparts(inner_of, sum_of, place_of, is_silent)
         self.cell = counterparts.cell
-        self.ctx = ctx.inner(scope.bindings, counterparts.find)
+        self.ctx = ctx.inner(scope.bindings, counterparts.cell)
         if ctx.lanes is not None:
             self.ctx.lanes = ctx.lanes.inside(operands)
         self.ctx.cells = {
@@ -251,10 +251,3 @@ class _Counterparts(NamedTuple):
             [index] = self.place_of.get(id(outer), (outer.index,))
             return Row(self.cell(outer.whole), index)
         return self.inner_of[id(outer)]
-
-    def find(self, outer: Cell) -> Cell | None:
-        """`cell`, or None if the scope doesn't have it."""
-        try:
-            return self.cell(outer)
-        except KeyError:
-            return None

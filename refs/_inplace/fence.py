@@ -168,9 +168,7 @@ def always(tokens: Sequence[Value]) -> Value:
 
 
 def is_fence(eqn: Eqn, body: Body, made_by: dict[Any, int]) -> bool:
-    """Whether an equation of `body` is a conditional that always goes the same way."""
-    if eqn.primitive is not _jax.cond_p:
-        return False
+    """Whether a conditional in `body` always goes the same way."""
     atoms = [eqn.invars[0]]
     for v in atoms:  # It grows.
         k = made_by.get(v) if is_var(v) else None
