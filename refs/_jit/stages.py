@@ -84,17 +84,19 @@ class Lowered(_Stage):
     Attributes:
       written: the origins (names and creation sites) of the refs that are written; their values
         are the first parameters of the program, in this order.
+      is_plain: whether the function touches no refs but its own: then it is JAX's.
     """
 
     def __init__(self, entry: Any, of_jax: Any, known: _Known):
         super().__init__(entry, of_jax, known)
+        self.is_plain = entry.is_plain
         self.written = [] if entry.is_plain else [s.origin for s in entry.transaction.written]
 
     def described(self, arguments: Sequence[str]) -> list[str]:
         """What each written ref is, given that of the distinct refs among the arguments."""
-        slots = [] if self._entry.is_plain else self._entry.transaction.written
         return [
-            s.origin.describe() if s.argument is None else arguments[int(s.argument)] for s in slots
+            s.origin.describe() if s.argument is None else arguments[int(s.argument)]
+            for s in self._entry.transaction.written
         ]
 
     def compile(self, compiler_options: dict[str, Any] | None = None, **keywords: Any) -> Compiled:

@@ -46,6 +46,7 @@ class Move(NamedTuple):
 
     Attributes:
       in_loop: whether a loop repeats it.
+      is_permutation: whether it is a collective that exchanges what devices have.
       line: the line of the user's that it is for.
     """
 
@@ -53,6 +54,7 @@ class Move(NamedTuple):
     size: int
     in_loop: bool
     is_collective: bool
+    is_permutation: bool
     line: str | None
 
     @property
@@ -117,6 +119,7 @@ class Module(NamedTuple):
                 size,
                 name in self.in_loops,
                 i.op not in _COPIES,
+                i.op.startswith(("collective-permute", "all-to-all")),
                 self._line_for(i, instructions),
             )
             for name, instructions in self.computations.items()

@@ -34,8 +34,9 @@ def assert_in_place(
     """Checks in the compiled program that `fun(*args)` updates refs in place.
 
     That is so if each ref that it writes keeps its memory, and XLA copies no array of a written
-    ref's size, neither in each step of a loop nor once. On several devices it mustn't bring a ref
-    that is sharded to all of them, either. `fun` is compiled, but not run.
+    ref's size, neither in each step of a loop nor once. On several devices, no collective may give
+    a device more of a sharded ref than its own part, or exchange the parts. Refs that `fun` makes
+    itself aren't looked for. `fun` is compiled, but not run.
 
     Args:
       fun: a function over refs, compiled or not; or a function of arrays under `jax.jit` that
@@ -87,19 +88,18 @@ def assert_in_place(
         if u.parameter not in module.aliases()
     ]
     allowed = Counter(map(_kind, _moves(_lowered_by_hand(like, args), updated, smaller_than)))
-    found: dict[Any, list[Move]] = {}
+    found: dict[tuple[Any, ...], list[Move]] = {}
     for move in _moves(module, updated, smaller_than):
         if move.in_loop or not loops_only:
             found.setdefault(_kind(move), []).append(move)
+    found = {kind: moves for kind, moves in found.items() if len(moves) > allowed[kind]}
     for kind, moves in found.items():
-        if len(moves) > allowed[kind]:
-            names = [u.name for u in updated if u.is_moved_by(moves[0])]
-            by_hand = f" (by hand {allowed[kind]})" if like is not None else ""
-            wrong.append(_describe(moves, names) + by_hand)
+        names = [u.name for u in updated if u.is_moved_by(moves[0])]
+        by_hand = f" (by hand {allowed[kind]})" if like is not None else ""
+        wrong.append(_describe(moves, names) + by_hand)
     if wrong:
         error = AssertionError(
-            f"{_name(fun)} is not in place: {'; '.join(wrong)}. A value that is used again after "
-            "it has been overwritten has to be copied: use it before, or read the ref again"
+            f"{_name(fun)} is not in place: {'; '.join(wrong)}. {' '.join(_advice(found))}".strip()
         )
         if not _jax.xla_copies_less:  # pragma: no cover, JAX before 0.11.2
             error.add_note(
@@ -124,11 +124,15 @@ class _Updated(NamedTuple):
     whole: tuple[str, int]
 
     def is_moved_by(self, move: Move) -> bool:
-        """Whether a copy copies as much, or a collective brings all of it to a device."""
-        moved = move.dtype, move.size
-        return moved == (self.whole if move.is_collective else self.part) and not (
-            move.is_collective and self.part == self.whole
-        )
+        """Whether a copy copies as much, or a collective gives a device more than its own part.
+
+        A collective that gives it as much, such as a sum of gradients, may belong to the program.
+        """
+        (dtype, part), (_, whole) = self.part, self.whole
+        if not move.is_collective:
+            return (move.dtype, move.size) == (dtype, part)
+        is_more = move.size > part or (move.is_permutation and move.size == part)
+        return move.dtype == dtype and part < whole and is_more and move.size <= whole
 
 
 def _updated(
@@ -136,7 +140,7 @@ def _updated(
 ) -> list[_Updated]:
     parts = module.parameters()
     types = jax.tree.leaves(lowered.args_info)
-    if isinstance(lowered, Lowered):
+    if isinstance(lowered, Lowered) and not lowered.is_plain:
         names = lowered.described(_described(fun, args))
         types = jax.tree.leaves(lowered.of_jax.args_info)
         numbers: Iterable[int] = range(len(names))
@@ -151,7 +155,8 @@ def _updated(
             else "what it isn't donated can't be updated"
         )
         raise RefValueError(
-            f"assert_in_place of {_name(fun)}, which updates nothing: it writes no ref, and {why}"
+            f"assert_in_place of {_name(fun)}, which updates nothing: it writes no ref but those "
+            f"that it makes itself, if any, and {why}"
         )
     # XLA has no parameters for arguments that aren't used.
     is_whole = len(types) == len(parts)
@@ -225,12 +230,29 @@ def _describe(moves: Sequence[Move], names: Sequence[str]) -> str:
     first = moves[0]
     times = "once" if len(moves) == 1 else f"{len(moves)} times"
     known = ", ".join(dict.fromkeys(m.line for m in moves if m.line))
-    what = "brings to every device" if first.is_collective else "copies"
-    return (
-        f"it {what} {first.size:,} elements of {_dtype(first.dtype)}, as many as "
-        f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'}, {times} "
-        f"{'each step of a loop' if first.in_loop else 'a call'}{known and f', for {known}'}"
+    elements = f"{first.size:,} elements of {_dtype(first.dtype)}"
+    have = "has" if len(names) == 1 else "have"
+    what = (
+        f"brings {elements} of {' or '.join(names)} to each device from others"
+        if first.is_collective
+        else f"copies {elements}, as many as {' and '.join(names)} {have}"
     )
+    return (
+        f"it {what}, {times} {'each step of a loop' if first.in_loop else 'a call'}"
+        f"{known and f', for {known}'}"
+    )
+
+
+def _advice(found: dict[tuple[Any, ...], list[Move]]) -> list[str]:
+    """What to write instead of what was found."""
+    kinds = {move.is_collective for moves in found.values() for move in moves}
+    advice = {
+        False: "A value that is used again after it has been overwritten has to be copied: use it "
+        "before, or read the ref again.",
+        True: "A block of more than a sixteenth of a ref, whose start isn't known, is brought "
+        "together: take fewer rows, or shard another axis.",
+    }
+    return [text for kind, text in advice.items() if kind in kinds]
 
 
 def _dtype(hlo: str) -> str:

@@ -40,8 +40,8 @@ def in_place_while_jax_looks_for_nans(r, i):
 
 @raises(
     errors.RefValueError,
-    "assert_in_place of reading, which updates nothing: it writes no ref, and what it isn't "
-    "donated can't be updated",
+    "assert_in_place of reading, which updates nothing: it writes no ref but those that it makes "
+    "itself, if any, and what it isn't donated can't be updated",
 )
 def nothing_to_be_in_place(r, i):
     def reading():
@@ -52,8 +52,8 @@ def nothing_to_be_in_place(r, i):
 
 @raises(
     errors.RefValueError,
-    "assert_in_place of ignoring, which updates nothing: it writes no ref, and none of its results "
-    "takes the memory of what is donated to it",
+    "assert_in_place of ignoring, which updates nothing: it writes no ref but those that it makes "
+    "itself, if any, and none of its results takes the memory of what is donated to it",
 )
 def donated_for_nothing(r, i):
     def ignoring(x, y):
@@ -66,7 +66,7 @@ def donated_for_nothing(r, i):
     AssertionError,
     "keeping is not in place: it copies 10,000 elements of float32, as many as ref `q` (created at "
     "FILE:N) has, 2 times a call, for FILE:N. A value that is used again after it has been "
-    "overwritten has to be copied: use it before, or read the ref again",
+    "overwritten has to be copied: use it before, or read the ref again.",
 )
 def second_use_of_the_old_value(r, i):
     q = refs.new_ref(jnp.ones(10_000), name="q")

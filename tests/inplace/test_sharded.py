@@ -269,16 +269,39 @@ def test_the_kernels_move_what_they_touch(index):
 # --- What the check says ---
 
 
+def whole_products(r):
+    def step(_, total):
+        r.at[0].add(1.0)
+        return total + (r[...] @ r[...].T).sum()
+
+    return lax.fori_loop(0, 3, step, 0.0)
+
+
+def half(r):
+    lax.fori_loop(0, 3, lambda k, _: r.set(2.0, idx=jax.ds(k, N // 2)), None)
+
+
+def reverse(r):
+    r[...] = r[::-1]
+
+
 @several
-def test_a_collective_is_found():
-    r = refs.new_ref(jax.device_put(start(), sharding()), name="r")
+@pytest.mark.parametrize("spec", [P("a"), P("a", "b"), P(("a", "b"))], ids=str)
+@pytest.mark.parametrize("program", [whole_products, half, reverse])
+def test_a_collective_is_found(program, spec):
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    r = refs.new_ref(jax.device_put(start(), NamedSharding(mesh, spec)), name="r")
+    with pytest.raises(
+        AssertionError, match=r"it brings .* elements of float32 of ref `r` .* A block of more than"
+    ):
+        assert_in_place(program, r)
 
-    def gathering(r):
-        def step(_, total):
-            r.at[0].add(1.0)
-            return total + lax.top_k(r[:, 0], 2)[0].sum() + (r[...] @ r[...].T).sum()
 
-        return lax.fori_loop(0, 3, step, 0.0)
+@several
+def test_a_sum_of_gradients_is_none():
+    w = refs.new_ref(jax.device_put(start(), sharding()))
 
-    with pytest.raises(AssertionError, match=r"brings to every device 16,384 elements .* ref `r`"):
-        assert_in_place(gathering, r)
+    def step(x):
+        w[...] -= refs.grad(lambda w: (w * x).sum())(w[...])
+
+    assert_in_place(step, jax.device_put(start(), sharding()))

@@ -102,3 +102,22 @@ def test_copies_once_a_call_are_not_those_of_a_loop():
 def test_like_must_be_a_program():
     with pytest.raises(errors.RefTypeError, match="like=3: a function of arrays"):
         assert_in_place(keeping, zeros(), like=3)
+
+
+# --- Functions of arrays under `refs.jit` ---
+
+
+def with_its_own(x):
+    r = refs.new_ref(x)
+    r[0] = r[1] + 1.0
+    return r[...]
+
+
+@pytest.mark.parametrize("fun", [lambda x: x.at[0].set(1.0), with_its_own], ids=["none", "own"])
+def test_what_is_donated_to_refs_jit_is_checked(fun):
+    assert_in_place(refs.jit(fun, donate_argnums=0), jnp.zeros(N))
+
+
+def test_its_copies_are_found():
+    with pytest.raises(AssertionError, match="as many as donated argument 0 has, 2 times each"):
+        assert_in_place(refs.jit(lambda x: swaps_by_hand(x)[0], donate_argnums=0), jnp.zeros(N))
