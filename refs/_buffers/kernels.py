@@ -52,8 +52,8 @@ def swap(ref: RefLike, index: Index, value: Value) -> jax.Array:
 
 
 def _split(ref: RefLike, index: Index) -> tuple[Index, list[Value]]:
-    skeleton, operands = index.split()
-    return skeleton._replace(in_rows=sharding_of(ref) is not None), operands
+    is_sharded = sharding_of(ref) is not None
+    return (index._replace(in_rows=True) if is_sharded else index).split()
 
 
 def _update(ref: RefLike, kernel: Callable[..., Any], *operands: Value) -> Any:
