@@ -51,6 +51,7 @@ def test_a_few_rows_are_written_one_by_one(name, mode):
     assert not {"scatter", "scatter-add"} & {*primitives(new)}
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_any_element_of_any_lane(data):
     n, lanes = data.draw(st.integers(16, 20)), data.draw(st.integers(1, 5))

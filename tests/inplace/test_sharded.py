@@ -47,6 +47,7 @@ def blocks(draw):
     return shape, sizes, [draw(st.integers(-6, 6)) for _ in shape]
 
 
+@pytest.mark.slow
 @given(blocks(), st.booleans())
 def test_rows_are_blocks(block, flag):
     shape, sizes, starts = block
