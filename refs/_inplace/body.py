@@ -217,6 +217,8 @@ def _template(
         jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
         for a in avals
     ]
-    # The types must stay as they are, whether or not 64-bit types are enabled now.
-    with jax.enable_x64(True):
+    # The types must stay as they are, whether or not 64-bit types are enabled now, and whatever
+    # mesh is set: arrays that `fun` makes would be typed as lying on it.
+    no_mesh = jax.sharding.AbstractMesh((), ())
+    with jax.enable_x64(True), jax.sharding.use_abstract_mesh(no_mesh):
         return jax.make_jaxpr(functools.partial(fun, **dict(static)))(*types).jaxpr
