@@ -84,7 +84,7 @@ LAYERS = [
     ["_transactions.nested", "_transactions.transaction"],
     ["_transactions.calls"],
     ["_jit.arguments"],
-    ["_jit.executable"],
+    ["_jit.executable", "_jit.inner"],
     ["_jit.entry", "_jit.plain"],
     ["_jit.ways"],
     ["_jit.dispatch", "_jit.stages"],

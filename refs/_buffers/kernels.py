@@ -217,10 +217,11 @@ def _locate(
     if len(entries) > len(shape):
         return None
     for entry, n in zip(entries, shape, strict=False):
-        if type(entry) is int:
-            if not -n <= entry < n:
+        if type(entry) in _INTEGERS:
+            number = int(entry)
+            if not -n <= number < n:
                 return None
-            numbers.append(entry if entry >= 0 else entry + n)
+            numbers.append(number if number >= 0 else number + n)
             kinds.append(None)
         elif type(entry) is slice:
             try:
@@ -245,6 +246,8 @@ def _locate(
     # Several numbers go to a kernel faster in one array.
     return tuple(kinds), numbers if len(numbers) < 2 else np.array(numbers, np.int32)
 
+
+_INTEGERS = frozenset([int, *(np.dtype(code).type for code in "bhilqBHILQ")])
 
 # Small integers on the device: transferring one takes longer than a kernel that uses it.
 _SMALL: dict[int, jax.Array] = {}

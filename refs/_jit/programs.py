@@ -19,6 +19,7 @@ from refs._handles.ref import Ref
 from refs._jit.dispatch import NoForm, dispatcher
 from refs._jit.entry import Entry
 from refs._jit.executable import Options
+from refs._jit.inner import Inner, key_of
 from refs._jit.plain import GetFun, Plain
 from refs._jit.stages import Lowered, Traced
 from refs._jit.ways import carefully, prepare
@@ -83,6 +84,8 @@ class Programs:
         # For calls in another trace, of a function that touches refs and takes none: JAX's jit of
         # the function as it is, since the other trace is to see each access.
         self._inner: dict[tuple[Any, ...], Plain] = {}
+        # For calls in another trace that give refs.
+        self._given_refs: dict[tuple[Any, ...], Inner | None] = {}
         # By the structure and the arrays' types only, without a look at the refs; None where
         # several entries have these.
         self._quick: dict[tuple[Any, ...], Entry | Plain | None] = {}
@@ -122,6 +125,7 @@ class Programs:
         self.forget()
         self._entries.clear()
         self._inner.clear()
+        self._given_refs.clear()
         self._quick.clear()
         self.instances.clear()
 
@@ -229,10 +233,24 @@ class Programs:
 
         def inside(refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
             given = call._replace(refs=[*refs], leaves=[*leaves])
+            if (inner := self._inner_form(static, given)) is not None:
+                return inner(given.refs, given.leaves)
             return call_inside(self._fun, static or NO_STATIC, given, self._options)
 
         settings = (static, call.tree, call.ref_places)
         return in_transaction(inside, call.refs, call.leaves, [self], settings)
+
+    def _inner_form(self, static: Static | None, call: Call) -> Inner | None:
+        """The form for a call with refs in the trace of another function."""
+        o = self._options
+        has_shardings = o.in_shardings is not None or o.out_shardings is not None
+        if has_shardings or not call.refs or not _jax.is_staging():
+            return None
+        key = key_of(static, call)
+        if key not in self._given_refs:
+            options = o._asdict() | {"compiler_options": None}
+            self._given_refs[key] = Inner.of(self._fun, static or NO_STATIC, call, **options)
+        return self._given_refs[key]
 
     # -- the programs ---------------------------------------------------------------------------
 

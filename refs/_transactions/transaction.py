@@ -296,6 +296,11 @@ def in_lane() -> Iterator[None]:
         _is_lane.reset(token)
 
 
+def is_lane() -> bool:
+    """Whether a function that `refs.vmap` maps is being traced."""
+    return _is_lane.get()
+
+
 _is_lane: ContextVar[bool] = ContextVar("_is_lane", default=False)
 
 

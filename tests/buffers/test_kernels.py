@@ -4,9 +4,11 @@ import logging
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import refs
+from refs._buffers import kernels
 
 
 @pytest.fixture
@@ -37,4 +39,17 @@ def test_an_index_of_any_size(compiled, name):
     assert compiled() > 0
     for k in (2, 4095, 4096, 5000):
         OPERATIONS[name](r, k)
+    assert compiled() == 0
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64, np.uint8, np.uint64, np.intp])
+def test_integers_of_numpy_take_the_short_way(compiled, kind):
+    r = refs.new_ref(jnp.arange(37.0))
+    r[3], r[-1]
+    compiled()
+    assert float(r[kind(5)]) == 5
+    if np.issubdtype(kind, np.signedinteger):
+        assert float(r[kind(-1)]) == 36
+    assert float(kernels.try_read(r, (kind(7),))) == 7
+    assert kernels.try_read(r, (kind(37),)) is None  # The general way raises the error.
     assert compiled() == 0

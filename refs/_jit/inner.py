@@ -1,0 +1,72 @@
+"""Calls of a compiled function in the trace of another one: traced once for arguments alike.
+
+The layers of a network call one function with refs of equal types. JAX's jit then takes the refs as
+arguments, and traces the function once; and discharge interprets its jaxpr once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from refs import _jax
+from refs._handles.predicates import is_ref
+from refs._handles.ref import new_ref
+from refs._tracing.trace import Call, flatten_result, ref_type, result_of, strip_refs
+from refs._transactions.signature import Static, type_of
+from refs._transactions.transaction import is_lane
+from refs._types import PyTree, RefLike, Value
+
+
+class Inner(NamedTuple):
+    """JAX's jit of a function, `(refs, leaves) -> (arrays, values of new refs)`, and its result.
+
+    Attributes:
+      out: the structure of the function's result, and what each of its leaves is.
+    """
+
+    compiled: Callable[..., tuple[list[Value], list[Value]]]
+    out: list[Any]
+
+    @staticmethod
+    def of(fun: Callable[..., Any], static: Static, call: Call, **options: Any) -> Inner | None:
+        """The form for calls like this one.
+
+        None if the function closes over a ref or over a value of the trace around it: the ref may
+        be an argument, too, and the value is another one in the next trace.
+        """
+        out: list[Any] = []
+        # It holds no ref of this call.
+        rebuild = Call(call.tree, [], call.ref_places, [], []).rebuild
+
+        def flat(refs: list[RefLike], leaves: list[Value]) -> tuple[list[Value], list[Value]]:
+            args, kwargs = static.restore(*rebuild(refs, leaves))
+            _jax.name_arguments(fun, args, kwargs, [*refs, *leaves])
+            result, out_tree = flatten_result(fun, fun(*args, **kwargs))
+            arrays, markers, new = strip_refs(result, refs)
+            out[:] = [out_tree, markers]
+            return arrays, new
+
+        flat.__name__ = flat.__qualname__ = getattr(fun, "__name__", "function")
+        compiled = jax.jit(flat, **options)
+        try:
+            traced = compiled.trace(call.refs, call.leaves)
+        except ValueError:  # JAX refuses a ref that is an argument and closed over.
+            return None
+        closed_over = (*_jax.captured(traced), *traced.jaxpr.consts)
+        if any(isinstance(c, _jax.Tracer) or is_ref(c) for c in closed_over):
+            return None
+        return Inner(compiled, out)
+
+    def __call__(self, refs: Sequence[RefLike], leaves: Sequence[Value]) -> PyTree:
+        arrays, new = self.compiled([*refs], [*leaves])
+        out_tree, markers = self.out
+        return result_of(out_tree, markers, arrays, refs, [new_ref(v) for v in new])
+
+
+def key_of(static: Static | None, call: Call) -> tuple[Any, ...]:
+    """What a trace for a call depends on."""
+    types = (*map(ref_type, call.refs), *map(type_of, call.leaves))
+    return (static, call.tree, call.ref_places, is_lane(), _jax.trace_context(), *types)
