@@ -14,7 +14,7 @@ import jax
 from refs import _jax
 from refs._handles.predicates import is_ref
 from refs._handles.ref import new_ref
-from refs._tracing.trace import Call, flatten_result, ref_type, result_of, strip_refs
+from refs._tracing.trace import Call, flattened, ref_type, result_of
 from refs._transactions.signature import Static, type_of
 from refs._transactions.transaction import is_lane
 from refs._types import PyTree, RefLike, Value
@@ -37,19 +37,9 @@ class Inner(NamedTuple):
         None if the function closes over a ref or over a value of the trace around it: the ref may
         be an argument, too, and the value is another one in the next trace.
         """
-        out: list[Any] = []
         # It holds no ref of this call.
         rebuild = Call(call.tree, [], call.ref_places, [], []).rebuild
-
-        def flat(refs: list[RefLike], leaves: list[Value]) -> tuple[list[Value], list[Value]]:
-            args, kwargs = static.restore(*rebuild(refs, leaves))
-            _jax.name_arguments(fun, args, kwargs, [*refs, *leaves])
-            result, out_tree = flatten_result(fun, fun(*args, **kwargs))
-            arrays, markers, new = strip_refs(result, refs)
-            out[:] = [out_tree, markers]
-            return arrays, new
-
-        flat.__name__ = flat.__qualname__ = getattr(fun, "__name__", "function")
+        flat, out = flattened(fun, lambda refs, leaves: static.restore(*rebuild(refs, leaves)))
         compiled = jax.jit(flat, **options)
         try:
             traced = compiled.trace(call.refs, call.leaves)

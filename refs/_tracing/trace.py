@@ -135,6 +135,28 @@ class Trace(NamedTuple):
     out_leaves: tuple[ArgumentRef | OuterRef | NewRef | None, ...]
 
 
+def flattened(
+    fun: Callable[..., Any],
+    rebuild: Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
+) -> tuple[Callable[..., tuple[list[Value], list[Value]]], list[Any]]:
+    """`fun` as `(refs, leaves) -> (arrays, values of new refs)`; and what a trace of it fills.
+
+    That is the structure of `fun`'s result, and a marker for each of its leaves.
+    """
+    out: list[Any] = []
+
+    def flat(refs: Sequence[RefLike], leaves: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+        args, kwargs = rebuild(refs, leaves)
+        _jax.name_arguments(fun, args, kwargs, [*refs, *leaves])
+        result, out_tree = flatten_result(fun, fun(*args, **kwargs))
+        arrays, markers, new = strip_refs(result, refs)
+        out[:] = [out_tree, markers]
+        return arrays, new
+
+    flat.__name__ = flat.__qualname__ = getattr(fun, "__name__", "function")
+    return flat, out
+
+
 def trace(
     fun: Callable[..., Any],
     ref_types: Sequence[RefType],
@@ -148,17 +170,7 @@ def trace(
 
     Raises whatever `fun` raises; no ref has changed then.
     """
-    out: list[Value] = []
-
-    def flat(refs: Sequence[RefLike], leaves: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-        args, kwargs = rebuild(refs, leaves)
-        _jax.name_arguments(fun, args, kwargs, [*refs, *leaves])
-        result, out_tree = flatten_result(fun, fun(*args, **kwargs))
-        arrays, markers, new = strip_refs(result, refs)
-        out[:] = [out_tree, markers]
-        return arrays, new
-
-    flat.__name__ = flat.__qualname__ = getattr(fun, "__name__", "function")
+    flat, out = flattened(fun, rebuild)
     # With jit disabled, JAX's loops first evaluate their predicates, which fails on tracers, and
     # then trace them after all: what a predicate writes would be in the jaxpr twice. The accesses
     # to refs in a hi primitive's derivative can't be analysed.
