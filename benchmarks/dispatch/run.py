@@ -19,7 +19,7 @@ The garbage collector is on, as it is in a program. Results are waited for at th
 not within it.
 
 What isn't measured: tracing and compilation (`lowering.py`), unless each call needs one anew; what
-a step costs on the device (`in_place/`); and what the caller does between two calls.
+a step costs on the device (`programs/`); and what the caller does between two calls.
 """
 
 from __future__ import annotations

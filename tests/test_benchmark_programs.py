@@ -1,4 +1,4 @@
-"""Each way of running a program of `benchmarks/in_place` computes what plain memory would hold."""
+"""Each way of running a program of `benchmarks/programs` computes what plain memory would hold."""
 
 import importlib
 import io
@@ -10,10 +10,10 @@ import pytest
 
 rich_console = pytest.importorskip("rich.console")
 
-IN_PLACE = str(Path(__file__).parent.parent / "benchmarks" / "in_place")
+PROGRAMS_FOLDER = str(Path(__file__).parent.parent / "benchmarks" / "programs")
 
 with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(IN_PLACE)
+    patch.syspath_prepend(PROGRAMS_FOLDER)
     run = importlib.import_module("run")
 PROGRAMS = {program.title: program for program in run.SUITE}
 

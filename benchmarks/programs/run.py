@@ -1,8 +1,8 @@
 """Loops that touch a few cells of a large buffer: what a step costs, as the buffer grows.
 
-    python benchmarks/in_place/run.py                            # the tables
-    python benchmarks/in_place/run.py --plot docs/in_place.png   # and the plot of the docs, anew
-    python benchmarks/in_place/run.py --only union --json union.json
+    python benchmarks/programs/run.py                            # the tables
+    python benchmarks/programs/run.py --plot docs/in_place.png   # and the plot of the docs, anew
+    python benchmarks/programs/run.py --only union --json union.json
 
 From the top of the checkout, with `refs` and rich installed. numba, if it is there, compiles the
 bound, which is otherwise Python over NumPy; the plot needs matplotlib.
