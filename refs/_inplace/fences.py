@@ -36,6 +36,7 @@ class _Fences:
         self.on_cpu = on_cpu
         self.made_by = body.producers()
         self.users = body.consumers()
+        self.is_once = [*map(is_computed_once, body.eqns)]
         self.needs = needs(body)
         self.returned = {v for v in body.outvars if is_var(v)}
         self.constants = body.constants()
@@ -55,7 +56,8 @@ class _Fences:
     def run(self, k: int) -> None:
         """Emits an equation, with current names, behind fences for the buffers that it updates."""
         eqn = self.eqns[k]
-        now = substitute(eqn, {v: self.now(v) for v in eqn.invars if is_var(v)})
+        passed = [v for v in eqn.invars if is_var(v) and v in self.passed]
+        now = substitute(eqn, {v: self.now(v) for v in passed})
         buffers = [
             v for v in dict.fromkeys(filter(is_var, eqn.invars)) if self.update_of.get(v) == k
         ]
@@ -76,11 +78,11 @@ class _Fences:
                 *before, now = fence.eqns
                 self.emitted += before
         self.emitted.append(now)
-        self._note_reads(eqn)
+        self._note_reads(eqn, self.is_once[k])
         for buffer in buffers:
             del self.read[buffer]
 
-    def _note_reads(self, eqn: Eqn) -> None:
+    def _note_reads(self, eqn: Eqn, once: bool) -> None:
         """Notes which buffers the outputs of an equation have been read from."""
         sources: dict[Any, None] = {}
         for v in filter(is_var, eqn.invars):
@@ -89,7 +91,7 @@ class _Fences:
             elif v in self.read_from and not self._is_computed_once(v):
                 # XLA repeats `v`: an equation that it computes once from `v` counts as reading the
                 # buffer, unless `v` is so small that it is kept.
-                found, once = self.read_from[v], is_computed_once(eqn)
+                found = self.read_from[v]
                 sources |= {b: None for b in found if not once or not is_small(v, b)}
         sources = {b: None for b in sources if b in self.read}
         if len(sources) > MOST:
@@ -152,4 +154,4 @@ class _Fences:
         )
 
     def _is_computed_once(self, v: Atom) -> bool:
-        return is_computed_once(self.eqns[self.made_by[v]])
+        return self.is_once[self.made_by[v]]

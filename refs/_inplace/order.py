@@ -44,6 +44,7 @@ class _Schedule:
 
     Attributes:
       users: the equations that take each variable.
+      is_once: for each equation whether XLA never repeats it.
       updates: each buffer, and its last update.
       before: for each equation those that must come before it: operands, effects, and edges.
       order: the equations, in an order that `before` allows.
@@ -53,6 +54,7 @@ class _Schedule:
     def __init__(self, body: Body):
         self.eqns = body.eqns
         self.users = body.consumers()
+        self.is_once = [*map(is_computed_once, body.eqns)]
         self.updates = last_updates(body)
         self.before = needs(body)
         self.order: list[int] = []
@@ -87,7 +89,7 @@ class _Schedule:
             for k in self.users.get(v, ()):
                 if k not in seen and len(seen) <= FARTHEST:
                     seen.add(k)
-                    if self._put_first(k, update) and not is_computed_once(self.eqns[k]):
+                    if self._put_first(k, update) and not self.is_once[k]:
                         values += [u for u in self.eqns[k].outvars if not is_small(u, buffer)]
 
     def put_users_last(self, buffer: Atom, update: int) -> None:
@@ -103,7 +105,7 @@ class _Schedule:
         needed, lowest = self._needed(update, min(self.place[k] for k in readers))
         seen = {update, *readers}
         for k in readers:  # It grows.
-            once = is_computed_once(self.eqns[k])
+            once = self.is_once[k]
             for v in self.eqns[k].outvars:
                 is_kept = is_small(v, buffer)
                 for user in self.users.get(v, ()):
@@ -113,7 +115,7 @@ class _Schedule:
                     if is_kept and user not in needed and self.place[user] >= lowest:
                         first = min(first, self.place[user])
                         self.before[user].append(update)
-                    elif not once and not (is_kept and is_computed_once(self.eqns[user])):
+                    elif not once and not (is_kept and self.is_once[user]):
                         readers.append(user)
             if len(seen) > FARTHEST:
                 break
@@ -202,4 +204,4 @@ def is_computed_once(eqn: Eqn) -> bool:
 
 def has_jaxprs(eqn: Eqn) -> bool:
     """Whether an equation is a loop or a conditional; no call, for XLA inlines calls."""
-    return not is_call(eqn) and any(True for _ in _jax.jaxprs_in(eqn.params))
+    return next(_jax.jaxprs_in(eqn.params), None) is not None and not is_call(eqn)

@@ -39,9 +39,15 @@ def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
     return jaxpr
 
 
+# Most parameters are of these types: the test for a jaxpr takes longer.
+_PLAIN = frozenset([type(None), bool, int, str, np.dtype])
+
+
 def jaxprs_in(params: dict[str, Any]) -> Iterator[ClosedJaxpr]:
     """The closed jaxprs among an equation's parameters, and among those of a "hi" primitive."""
     for value in params.values():
+        if type(value) in _PLAIN:
+            continue
         for item in value if isinstance(value, tuple | list) else (value,):
             if isinstance(item, Jaxpr | ClosedJaxpr):
                 yield as_closed(item)
