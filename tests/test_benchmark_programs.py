@@ -15,6 +15,7 @@ PROGRAMS_FOLDER = str(Path(__file__).parent.parent / "benchmarks" / "programs")
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(PROGRAMS_FOLDER)
     run = importlib.import_module("run")
+Timing = run.Timing
 PROGRAMS = {program.title: program for program in run.SUITE}
 
 
@@ -58,7 +59,7 @@ def test_turns_are_spread_and_the_median_is_taken():
         return lambda: made.append(name) or next(found)
 
     often, seldom = measure("often", [5, 1, 4, 2, 3, 6]), measure("seldom", [7, 9])
-    assert run.ways.in_turns([often, seldom], [6, 2]) == [3.5, 8]
+    assert run.ways.in_turns([often, seldom], [6, 2]) == [Timing(3.5, 1.25), Timing(8, 0.5)]
     assert "".join(name[0] for name in made) == "osooosoo"
 
 
@@ -67,15 +68,15 @@ QUICKLY = ["--sizes", "1024", "2048", "--steps", "8", "--rounds", "1"]
 
 @pytest.mark.slow
 def test_the_table_of_one_program(capsys, tmp_path):
-    file = tmp_path / "figures.json"
-    run.main([*QUICKLY, "--only", "union", "--json", str(file)])
+    run.main([*QUICKLY, "--only", "union", "--results", str(tmp_path)])
     printed = capsys.readouterr().out
     assert "1,024 → 2,048 elements" in printed
     assert "union-find" in printed
     assert "All programs are flat" in printed
-    (row,) = json.loads(file.read_text(encoding="utf-8"))["programs"]
-    assert list(row["times"]) == ["refs", "jax.Ref", "by hand", "bound"]
-    assert all(list(times) == ["1024", "2048"] for times in row["times"].values())
+    (found,) = json.loads((tmp_path / "programs.json").read_text(encoding="utf-8")).values()
+    assert list(found["sections"]) == ["1024", "2048", "copies", "copies once", "whole"]
+    for n in ("1024", "2048"):
+        assert {"refs", "jax.Ref", "bound"} <= {*found["sections"][n]["rows"]["union-find"]}
 
 
 @pytest.mark.slow
@@ -91,15 +92,9 @@ def test_no_such_program(capsys):
     assert "no program has 'nothing' in its title" in capsys.readouterr().err
 
 
-def test_a_plot_without_matplotlib_is_refused_at_once(monkeypatch, capsys):
-    monkeypatch.setattr(run, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit):
-        run.main(["--plot", "plot.png"])
-    assert "--plot needs matplotlib" in capsys.readouterr().err
-
-
 def figures(title, small, large):
-    times = {way: {10**4: small, 10**6: large} for way in ("refs", "jax.Ref", "by hand", "bound")}
+    ways = ("refs", "jax.Ref", "by hand", "bound")
+    times = {way: {10**4: Timing(small), 10**6: Timing(large)} for way in ways}
     return run.Figures(title, times, {"by hand": (2, 0), "refs": (0, 1)})
 
 
@@ -118,10 +113,3 @@ def test_noise_is_shown_as_nothing_and_sizes_as_powers():
     assert "10⁴ → 10⁶ elements" in out.getvalue()
     assert "0.00 → 123,456" in out.getvalue()
     assert "2 + 0 → 0 + 1" in out.getvalue()
-
-
-def test_the_plot_has_a_panel_a_program(tmp_path):
-    pytest.importorskip("matplotlib")
-    file = tmp_path / "plot.png"
-    run.plot([figures(f"program {k}", 0.001, 2.0) for k in range(5)], run.SIZES, str(file))
-    assert file.read_bytes().startswith(b"\x89PNG")

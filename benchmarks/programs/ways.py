@@ -18,7 +18,7 @@ from programs import Arrays, Program
 import refs
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from stopwatch import in_turns
+from stopwatch import Timing, in_turns
 
 try:
     import numba
@@ -149,7 +149,7 @@ FEWEST = 3  # rounds
 
 def microseconds_a_step(
     program: Program, n: int, steps: int, rounds: int, budget: float
-) -> dict[str, float]:
+) -> dict[str, Timing]:
     """Of each way: (a call of 2K steps − a call of K steps) / K.
 
     K is `steps`; for a way that is `QUICK` with so many 20 times that, so that the steps tell

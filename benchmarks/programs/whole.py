@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import ways
 from rich.table import Table
+from ways import Timing
 
 import refs
 
@@ -187,8 +188,8 @@ def checked(program: Whole) -> dict[str, Side]:
     return sides
 
 
-def microseconds(program: Whole, rounds: int, repeat: int = 10) -> dict[str, float]:
-    """A call's, of each way: medians of rounds in which the three take turns."""
+def microseconds(program: Whole, rounds: int, repeat: int = 10) -> dict[str, Timing]:
+    """A call's, of each way: the three take turns."""
     sides = checked(program)
 
     def measure(side: Side) -> float:
@@ -198,7 +199,7 @@ def microseconds(program: Whole, rounds: int, repeat: int = 10) -> dict[str, flo
     return dict(zip(sides, ways.in_turns(measures, [rounds] * len(sides)), strict=True))
 
 
-def table(timed: dict[str, dict[str, float]]) -> Table:
+def table(timed: Mapping[str, Mapping[str, Timing]]) -> Table:
     table = Table(
         title="Whole buffers: nothing to gain here, nothing may be lost. "
         f"µs a call (jax {jax.__version__}, {jax.default_backend()})"
@@ -206,7 +207,8 @@ def table(timed: dict[str, dict[str, float]]) -> Table:
     table.add_column("program", no_wrap=True)
     for title in ("refs", "jax.Ref", "by hand", "refs / by hand", "refs / jax.Ref"):
         table.add_column(title, justify="right")
-    for title, times in timed.items():
+    for title, row in timed.items():
+        times = {way: time.median for way, time in row.items()}
         ours = times["refs"]
         table.add_row(
             title,
