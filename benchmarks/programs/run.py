@@ -7,9 +7,9 @@
 From the top of the checkout, with `refs` and rich installed. numba, if it is there, compiles the
 bound, which is otherwise Python over NumPy; the plot needs matplotlib.
 
-Each program of the suite (`programs.py`, `structures.py`, `branches.py`, `gradients.py`) runs in
-four ways: over refs under `refs.jit`; over `jax.Ref` under `jax.jit`; by hand, under a `jax.jit`
-that donates the state; and as a loop over plain memory, the bound. Before any is timed, all have
+Each program of the suite runs in five ways: over refs under `refs.jit`; over `jax.Ref` under
+`jax.jit`; by hand, under a `jax.jit` that donates the state; the same through `refs.in_place`; and
+as a loop over plain memory, the bound. Before any is timed, all have
 run once from the same inputs, and hold what the bound holds.
 
 A time is that of a call of 2K steps less that of a call of K steps, over K, so that what a call
@@ -40,14 +40,25 @@ import ways
 import whole
 from branches import BRANCHES
 from gradients import DERIVED
+from graphs import GRAPHS
+from lists import LISTS
+from machines import MACHINES
 from programs import FORWARD, Program
+from queues import QUEUES
 from rich.console import Console
 from rich.table import Table
 from structures import STRUCTURES
+from tables import TABLES
+from waves import WAVES
 
 from refs.testing._hlo import Module
 
-SUITE = [*FORWARD, *STRUCTURES, *BRANCHES, *DERIVED]
+SUITE = [
+    *FORWARD,
+    *(*STRUCTURES, *LISTS, *QUEUES, *GRAPHS, *TABLES, *MACHINES),
+    *BRANCHES,
+    *(*WAVES, *DERIVED),
+]
 SIZES = (10**4, 10**6)
 PLOTTED = (10**3, 10**4, 10**5, 10**6)
 LEAST = 0.001  # µs: less than that is noise
