@@ -61,9 +61,8 @@ def interpreter_by_hand(m: Any, at: Any, *code: Any) -> Any:
         return m, at.at[0].add((m[a] < m[b]).astype(np.int32))
 
     def step(state: Any, *_: Any) -> Any:
-        m, at = state
-        operation, *operands = (x[at[0] % len(x)] for x in code)
-        m, at = lax.switch(operation, [add, differ, load, store, skip], m, at, *operands)
+        operation, *operands = (x[state[1][0] % len(x)] for x in code)
+        m, at = lax.switch(operation, [add, differ, load, store, skip], *state, *operands)
         return m, at.at[0].set((at[0] + 1) % len(code[0]))
 
     return fold((m, at), code, step)
@@ -147,9 +146,8 @@ def quicksort_by_hand(r: Any, stack: Any, *args: Any) -> Any:
                 depth += (a < b).astype(np.int32)
             return r, stack, depth
 
-        r, stack = state
-        stack = stack.at[0].set(jnp.array([first, first + BLOCK - 1]))
-        return lax.while_loop(lambda s: s[2] > 0, split, (r, stack, jnp.int32(1)))[:2]
+        stack = state[1].at[0].set(jnp.array([first, first + BLOCK - 1]))
+        return lax.while_loop(lambda s: s[2] > 0, split, (state[0], stack, jnp.int32(1)))[:2]
 
     return fold((r, stack), args, step)
 
@@ -184,7 +182,7 @@ def sandpile_inputs(n: int, steps: int, rng: Any) -> tuple[Arrays, Arrays]:
 
 
 def neighbours(cell: Any, cells: int) -> list[Any]:
-    """Of rows of equal length, the last cell of each beside the first of the next one."""
+    """In rows, the last cell of each beside the first of the next one."""
     return [(cell + step) % cells for step in (1, -1, int(cells**0.5), -int(cells**0.5))]
 
 
