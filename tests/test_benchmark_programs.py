@@ -5,8 +5,13 @@ import io
 import json
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import refs
+from refs.testing import assert_in_place
 
 rich_console = pytest.importorskip("rich.console")
 
@@ -36,6 +41,27 @@ def test_every_way_of_a_program_agrees_with_the_bound(title):
     before, _ = run.ways.inputs(program, 1024, 8)
     after = ways["bound"].state()
     assert any(not np.array_equal(x, y) for x, y in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("title", PROGRAMS)
+def test_every_program_over_refs_is_in_place(title):
+    """A gradient begins with a copy of its argument, which stays as it is."""
+    program = PROGRAMS[title]
+    state, args = run.ways.inputs(program, 2**16, 8)
+    held = [refs.new_ref(jnp.array(x)) for x in state]
+    on_device = map(jnp.asarray, args)
+    assert_in_place(program.over_refs, *held, *on_device, loops_only="gradient" in title)
+
+
+@pytest.mark.parametrize("title", [title for title in PROGRAMS if "gradient" in title])
+def test_a_gradient_takes_no_more_memory_than_by_hand(title):
+    program = PROGRAMS[title]
+    state, args = run.ways.inputs(program, 2**16, 8)
+    held = [refs.new_ref(jnp.array(x)) for x in state]
+    ours = refs.jit(program.over_refs).lower(*held, *map(jnp.asarray, args))
+    by_hand = jax.jit(program.by_hand, donate_argnums=0).lower(*state, *args)
+    taken, allowed = (x.compile().memory_analysis().temp_size_in_bytes for x in (ours, by_hand))
+    assert taken <= allowed
 
 
 def test_a_way_that_computes_something_else_is_an_error(monkeypatch):

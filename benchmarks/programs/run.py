@@ -62,7 +62,7 @@ SUITE = [
 SIZES = (10**4, 10**6)
 PLOTTED = (10**3, 10**4, 10**5, 10**6)
 LEAST = 0.001  # µs: less than that is noise
-WIDTH = 140  # of the tables, where no terminal says
+WIDTH = 170  # of the tables, where no terminal says
 
 # -- Figures --------------------------------------------------------------------------------------
 
