@@ -111,6 +111,17 @@ def test_the_table_of_whole_buffers(capsys):
         assert program.title in capsys.readouterr().out
 
 
+def test_a_decomposition_multiplies_to_its_matrix():
+    program = next(p for p in run.whole.PROGRAMS if p.title == "LU decomposition")
+    state, _ = program.inputs(np.random.default_rng(0))
+    matrix = np.float64(state["m"])
+    m = refs.new_ref(jnp.array(state["m"]))
+    logarithm = refs.jit(program.over_refs)({"m": m})
+    lower, upper = np.tril(m[...], -1) + np.eye(len(matrix)), np.triu(m[...])
+    np.testing.assert_allclose(lower @ upper, matrix, atol=1e-5)
+    np.testing.assert_allclose(logarithm, np.linalg.slogdet(matrix)[1], rtol=1e-5)
+
+
 def test_no_such_program(capsys):
     with pytest.raises(SystemExit):
         run.main(["--only", "nothing"])
