@@ -5,8 +5,13 @@ import io
 import json
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import refs
+from refs.testing import assert_in_place
 
 rich_console = pytest.importorskip("rich.console")
 
@@ -33,10 +38,31 @@ def test_titles_are_told_apart():
 def test_every_way_of_a_program_agrees_with_the_bound(title):
     program = PROGRAMS[title]
     ways = run.ways.checked(program, 1024, 8)
-    assert list(ways) == ["refs", "jax.Ref", "by hand", "bound"]
+    assert list(ways) == ["refs", "jax.Ref", "by hand", "refs.in_place", "bound"]
     before, _ = run.ways.inputs(program, 1024, 8)
     after = ways["bound"].state()
     assert any(not np.array_equal(x, y) for x, y in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("title", PROGRAMS)
+def test_every_program_over_refs_is_in_place(title):
+    """A gradient begins with a copy of its argument, which stays as it is."""
+    program = PROGRAMS[title]
+    state, args = run.ways.inputs(program, 2**16, 8)
+    held = [refs.new_ref(jnp.array(x)) for x in state]
+    on_device = map(jnp.asarray, args)
+    assert_in_place(program.over_refs, *held, *on_device, loops_only="gradient" in title)
+
+
+@pytest.mark.parametrize("title", [title for title in PROGRAMS if "gradient" in title])
+def test_a_gradient_takes_no_more_memory_than_by_hand(title):
+    program = PROGRAMS[title]
+    state, args = run.ways.inputs(program, 2**16, 8)
+    held = [refs.new_ref(jnp.array(x)) for x in state]
+    ours = refs.jit(program.over_refs).lower(*held, *map(jnp.asarray, args))
+    by_hand = jax.jit(program.by_hand, donate_argnums=0).lower(*state, *args)
+    taken, allowed = (x.compile().memory_analysis().temp_size_in_bytes for x in (ours, by_hand))
+    assert taken <= allowed
 
 
 def test_a_way_that_computes_something_else_is_an_error(monkeypatch):
@@ -76,7 +102,8 @@ def test_the_table_of_one_program(capsys, tmp_path):
     (found,) = json.loads((tmp_path / "programs.json").read_text(encoding="utf-8")).values()
     assert list(found["sections"]) == ["1024", "2048", "copies", "copies once", "whole"]
     for n in ("1024", "2048"):
-        assert {"refs", "jax.Ref", "bound"} <= {*found["sections"][n]["rows"]["union-find"]}
+        row = found["sections"][n]["rows"]["union-find"]
+        assert list(row) == ["refs", "jax.Ref", "by hand", "refs.in_place", "bound"]
 
 
 @pytest.mark.slow
@@ -84,6 +111,17 @@ def test_the_table_of_whole_buffers(capsys):
     for program in run.whole.PROGRAMS:  # Each is held against the one by hand.
         run.main([*QUICKLY, "--only", program.title])
         assert program.title in capsys.readouterr().out
+
+
+def test_a_decomposition_multiplies_to_its_matrix():
+    program = next(p for p in run.whole.PROGRAMS if p.title == "LU decomposition")
+    state, _ = program.inputs(np.random.default_rng(0))
+    matrix = np.float64(state["m"])
+    m = refs.new_ref(jnp.array(state["m"]))
+    logarithm = refs.jit(program.over_refs)({"m": m})
+    lower, upper = np.tril(m[...], -1) + np.eye(len(matrix)), np.triu(m[...])
+    np.testing.assert_allclose(lower @ upper, matrix, atol=1e-5)
+    np.testing.assert_allclose(logarithm, np.linalg.slogdet(matrix)[1], rtol=1e-5)
 
 
 def test_no_such_program(capsys):

@@ -6,9 +6,9 @@
 From the top of the checkout, with `refs` and rich installed. numba, if it is there, compiles the
 bound, which is otherwise Python over NumPy.
 
-Each program of the suite (`programs.py`, `structures.py`, `branches.py`, `gradients.py`) runs in
-four ways: over refs under `refs.jit`; over `jax.Ref` under `jax.jit`; by hand, under a `jax.jit`
-that donates the state; and as a loop over plain memory, the bound. Before any is timed, all have
+Each program of the suite runs in five ways: over refs under `refs.jit`; over `jax.Ref` under
+`jax.jit`; by hand, under a `jax.jit` that donates the state; the same through `refs.in_place`; and
+as a loop over plain memory, the bound. Before any is timed, all have
 run once from the same inputs, and hold what the bound holds.
 
 A time is that of a call of 2K steps less that of a call of K steps, over K, so that what a call
@@ -37,10 +37,16 @@ import ways
 import whole
 from branches import BRANCHES
 from gradients import DERIVED
+from graphs import GRAPHS
+from keyed import KEYED
+from lists import LISTS
+from machines import MACHINES
 from programs import FORWARD, Program
+from queues import QUEUES
 from rich.console import Console
 from rich.table import Table
 from structures import STRUCTURES
+from waves import WAVES
 
 from refs.testing._hlo import Module
 
@@ -48,10 +54,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from results import Row, Section, add_option, record
 from stopwatch import Timing
 
-SUITE = [*FORWARD, *STRUCTURES, *BRANCHES, *DERIVED]
+SUITE = [
+    *FORWARD,
+    *(*STRUCTURES, *LISTS, *QUEUES, *GRAPHS, *KEYED, *MACHINES),
+    *BRANCHES,
+    *(*WAVES, *DERIVED),
+]
 SIZES = (10**4, 10**6)
 LEAST = 0.001  # µs: less than that is noise
-WIDTH = 140  # of the tables, where no terminal says
+WIDTH = 170  # of the tables, where no terminal says
 
 # -- Figures --------------------------------------------------------------------------------------
 

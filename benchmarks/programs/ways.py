@@ -1,4 +1,4 @@
-"""The four ways of running a program of the suite, what they must agree on, and a stopwatch."""
+"""The five ways of running a program of the suite, what they must agree on, and a stopwatch."""
 
 from __future__ import annotations
 
@@ -108,6 +108,7 @@ def ways(program: Program, state: Arrays) -> dict[str, Way]:
         "refs": over(refs, program.over_refs, state),
         "jax.Ref": over(jax, program.over_native or program.over_refs, state),
         "by hand": by_hand(program.by_hand, state),
+        "refs.in_place": by_hand(refs.in_place(program.by_hand), state),
         "bound": bound(program.bound, state),
     }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from refs import _jax
 from refs._inplace.body import Body, is_small, is_update, is_var, size, substitute
 from refs._inplace.fence import fenced
 from refs._inplace.order import has_jaxprs, is_computed_once, last_updates, needs
@@ -41,6 +42,7 @@ class _Fences:
         self.constants = body.constants()
         self.update_of = last_updates(body)
         self.emitted: list[Eqn] = []
+        self.in_fence: set[Any] = set()  # Buffers whose updates are in a conditional.
         self.passed: dict[Any, Atom] = {}  # A value before its fence -> behind it.
         # Values read from a buffer that hasn't been updated yet, by buffer; and the reverse.
         self.read: dict[Any, list[Atom]] = {v: [] for v in self.update_of}
@@ -74,6 +76,8 @@ class _Fences:
                 )
                 self.passed.update(fence.names)
                 *before, now = fence.eqns
+                if is_update(eqn) and now.primitive is _jax.cond_p:
+                    self.in_fence.update(eqn.outvars)
                 self.emitted += before
         self.emitted.append(now)
         self._note_reads(eqn)
@@ -152,4 +156,4 @@ class _Fences:
         )
 
     def _is_computed_once(self, v: Atom) -> bool:
-        return is_computed_once(self.eqns[self.made_by[v]])
+        return v in self.in_fence or is_computed_once(self.eqns[self.made_by[v]])
