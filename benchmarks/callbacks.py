@@ -40,10 +40,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from callbacks_ways import BY_HAND, OURS, PROGRAMS, PURE, WAYS, Way, checked, pointers
+from callbacks_ways import BUFFERS, BY_HAND, OURS, PROGRAMS, PURE, WAYS, Way, checked, pointers
+from results import Row, Section, add_option, record
 from rich.console import Console
 from rich.table import Table
-from stopwatch import in_turns, microseconds
+from stopwatch import Timing, in_turns, microseconds
 
 import refs
 
@@ -56,10 +57,8 @@ PLACES = ("top level", "in a loop")
 
 # -- Time -----------------------------------------------------------------------------------------
 
-Times = dict[str, float]
 
-
-def timed(program: Any, n: int, rounds: int, budget: float, turn: float) -> tuple[Times, Times]:
+def timed(program: Any, n: int, rounds: int, budget: float, turn: float) -> tuple[Row, Row]:
     """Microseconds of each way: a call at top level, and a step in a loop."""
     ways = checked(program, n)
     looped = {name: way for name, way in ways.items() if way.loop is not None}
@@ -164,7 +163,8 @@ def table(title: str, rows: dict[str, dict[str, str]]) -> Table:
     return table
 
 
-def cells(times: Times) -> dict[str, str]:
+def cells(row: Row) -> dict[str, str]:
+    times = {way: time.median for way, time in row.items()}
     return {
         way: shown(t) if way == OURS else f"{shown(t)} ({ratio(t / times[OURS])})"
         for way, t in times.items()
@@ -186,11 +186,14 @@ def bytes_of(n: float) -> str:
     return f"{n:.0f} B"
 
 
-def verdict(times: dict[tuple[str, int, str], Times], sizes: Sequence[int]) -> str:
+def verdict(times: dict[tuple[str, int, str], Row], sizes: Sequence[int]) -> str:
     """Compares one element of the largest state with JAX's callback, and with the smallest."""
     lines = []
     for place in PLACES:
-        small, large = (times["one element", size, place] for size in (min(sizes), max(sizes)))
+        small, large = (
+            {way: time.median for way, time in times["one element", size, place].items()}
+            for size in (min(sizes), max(sizes))
+        )
         lines.append(
             f"One element of {bytes_of(max(sizes))}, {place}: {large[PURE] / large[OURS]:,.0f}x "
             f"faster than jax.pure_callback, {large[OURS] / small[OURS]:.2f}x of "
@@ -213,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     budget = options.budget or budget
     kinds = [(title, size) for title in PROGRAMS for size in options.sizes]
     peaks = {kind: peaks_of(*kind) for kind in kinds if kind[1] >= LEAST_MEASURED}
-    times: dict[tuple[str, int, str], Times] = {}
+    times: dict[tuple[str, int, str], Row] = {}
     places = {}
     for title, size in kinds:
         note(f"{title}, {bytes_of(size)}")
@@ -228,6 +231,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if peaks:
         console.print(table("peak memory beside the state, top level / in a loop", by_row(peaks)))
     console.print(verdict(times, options.sizes))
+    record("callbacks", sections(times, peaks), options)
+
+
+def sections(times: dict[tuple[str, int, str], Row], peaks: dict[Any, Any]) -> dict[str, Section]:
+    """By place, and the memory of a call."""
+    found = {
+        place.replace(" ", "-"): Section(
+            "µs", {name(kind[:2]): row for kind, row in times.items() if kind[2] == place}, BUFFERS
+        )
+        for place in PLACES
+    }
+    memory = {
+        name(kind): {way: Timing(peak[PLACES[0]] / MIB) for way, peak in row.items()}
+        for kind, row in peaks.items()
+    }
+    return found | {"memory": Section("MiB", memory)}
 
 
 def parse(arguments: Sequence[str] | None) -> Any:
@@ -237,6 +256,7 @@ def parse(arguments: Sequence[str] | None) -> Any:
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="of a way in a row")
     parser.add_argument("--quick", action="store_true", help="few rounds, and short ones")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    add_option(parser)
     options = parser.parse_args(arguments)
     if any(size % 4 or size < 4 for size in options.sizes):
         parser.error("sizes are multiples of 4 bytes, of a float32")

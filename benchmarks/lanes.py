@@ -23,9 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from results import Section, add_option, record
 from rich.console import Console
 from rich.table import Table
-from stopwatch import medians
+from stopwatch import Timing, medians
 
 import refs
 
@@ -126,25 +127,37 @@ def sides(case: Case, size: int = SIZE) -> dict[str, Side]:
     }
 
 
-def table(rounds: int, repeat: int = 20, size: int = SIZE) -> Table:
+def measured(rounds: int, repeat: int = 20, size: int = SIZE) -> dict[str, Section]:
+    times, memory = {}, {}
+    for case in CASES:
+        ways = sides(case, size)
+        found = medians([way.call for way in ways.values()], rounds, repeat)
+        for way in ways.values():
+            np.testing.assert_array_equal(way.value(), ways["by hand"].value())
+        times[case.title] = dict(zip(ways, found, strict=True))
+        memory[case.title] = {title: Timing(way.temporary / 1e3) for title, way in ways.items()}
+    return {
+        "calls": Section("µs a call", times, "by hand"),
+        "memory": Section("KB", memory),
+    }
+
+
+def table(found: dict[str, Section]) -> Table:
     table = Table(
-        title=f"Lanes that add to {size:,} bins: µs a call, ratio to by hand, temporary KB "
+        title=f"Lanes that add to {SIZE:,} bins: µs a call, ratio to by hand, temporary KB "
         f"(jax {jax.__version__}, {jax.default_backend()})"
     )
     table.add_column("program")
-    for case in CASES:
-        ways = sides(case, size)
-        if len(table.columns) == 1:
-            for title in ways:
-                table.add_column(title, justify="right")
-        times = medians([way.call for way in ways.values()], rounds, repeat)
-        for way in ways.values():
-            np.testing.assert_array_equal(way.value(), ways["by hand"].value())
+    for way in found["calls"].ways():
+        table.add_column(way, justify="right")
+    for title, row in found["calls"].rows.items():
+        memory = found["memory"].rows[title]
         table.add_row(
-            case.title,
+            title,
             *(
-                f"{t:,.0f} ({t / times[0]:.2f}x), {way.temporary / 1e3:,.1f} KB"
-                for t, way in zip(times, ways.values(), strict=True)
+                f"{t.median:,.0f} ({t.median / row['by hand'].median:.2f}x), "
+                f"{memory[way].median:,.1f} KB"
+                for way, t in row.items()
             ),
         )
     return table
@@ -153,7 +166,11 @@ def table(rounds: int, repeat: int = 20, size: int = SIZE) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=21)
-    Console().print(table(parser.parse_args().rounds))
+    add_option(parser)
+    options = parser.parse_args()
+    found = measured(options.rounds)
+    Console().print(table(found))
+    record("lanes", found, options)
 
 
 if __name__ == "__main__":

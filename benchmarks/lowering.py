@@ -21,9 +21,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from results import Section, add_option, record
 from rich.console import Console
 from rich.table import Table
-from stopwatch import medians
+from stopwatch import Timing, medians
 
 import refs
 
@@ -77,14 +78,16 @@ def programs() -> list[Program]:
     cells = jnp.zeros(1000)
     return [
         Program(
-            "the digits example's step",
+            "step of the digits example",
             digits.init(0),
             (images, labels),
             digits.train_step.__wrapped__,
             _digits_baselines.hand_threaded_step.__wrapped__,
         ),
         Program(f"{STEPS:,} reads and writes", cells, (), steps_over_refs, steps_by_hand),
-        Program(f"{STEPS // 4:,} swaps, fenced", cells, (), swaps_over_refs, swaps_by_hand),
+        Program(
+            f"{STEPS // 4:,} swaps, each behind a fence", cells, (), swaps_over_refs, swaps_by_hand
+        ),
     ]
 
 
@@ -93,34 +96,47 @@ def fresh(fun: Callable[..., Any]) -> Callable[..., Any]:
     return functools.partial(fun)
 
 
-def lowerings(program: Program) -> list[Callable[[], Any]]:
+def lowerings(program: Program) -> dict[str, Callable[[], Any]]:
     state = jax.tree.map(refs.new_ref, program.state)
     native = jax.tree.map(jax.new_ref, program.state)
-    return [
-        lambda: refs.jit(fresh(program.over_refs)).lower(state, *program.args),
-        lambda: jax.jit(fresh(program.by_hand), donate_argnums=0).lower(
+    return {
+        "refs": lambda: refs.jit(fresh(program.over_refs)).lower(state, *program.args),
+        "by hand": lambda: jax.jit(fresh(program.by_hand), donate_argnums=0).lower(
             program.state, *program.args
         ),
-        lambda: jax.jit(fresh(program.over_refs)).lower(native, *program.args),
-    ]
+        "jax.Ref": lambda: jax.jit(fresh(program.over_refs)).lower(native, *program.args),
+    }
 
 
-def table(rounds: int) -> Table:
+def measured(rounds: int) -> dict[str, Section]:
+    times, equations = {}, {}
+    for program in programs():
+        closed = jax.make_jaxpr(program.by_hand)(program.state, *program.args)
+        equations[program.title] = {"by hand": Timing(len(closed.jaxpr.eqns))}
+        calls = lowerings(program)
+        # `medians` calls each once before the rounds, which fills JAX's own caches.
+        found = medians(list(calls.values()), rounds, repeat=1)
+        times[program.title] = {way: time / 1e3 for way, time in zip(calls, found, strict=True)}
+    return {
+        "times": Section("ms", times, "by hand"),
+        "equations": Section("equations", equations),
+    }
+
+
+def table(found: dict[str, Section]) -> Table:
     table = Table(
         title=f"Milliseconds to trace and lower, ratio to by hand (jax {jax.__version__})"
     )
     table.add_column("program")
     table.add_column("equations", justify="right")
-    for title in ("refs", "by hand", "jax.Ref"):
-        table.add_column(title, justify="right")
-    for program in programs():
-        closed = jax.make_jaxpr(program.by_hand)(program.state, *program.args)
-        # `medians` calls each once before the rounds, which fills JAX's own caches.
-        times = [us / 1e3 for us in medians(lowerings(program), rounds, repeat=1)]
+    for way in found["times"].ways():
+        table.add_column(way, justify="right")
+    for title, times in found["times"].rows.items():
+        by_hand = times["by hand"].median
         table.add_row(
-            program.title,
-            f"{len(closed.jaxpr.eqns):,}",
-            *(f"{t:,.0f} ({t / times[1]:.2f}x)" for t in times),
+            title,
+            f"{found['equations'].rows[title]['by hand'].median:,}",
+            *(f"{t.median:,.0f} ({t.median / by_hand:.2f}x)" for t in times.values()),
         )
     return table
 
@@ -128,7 +144,11 @@ def table(rounds: int) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=11)
-    Console().print(table(parser.parse_args().rounds))
+    add_option(parser)
+    options = parser.parse_args()
+    found = measured(options.rounds)
+    Console().print(table(found))
+    record("lowering", found, options)
 
 
 if __name__ == "__main__":

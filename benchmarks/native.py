@@ -1,36 +1,27 @@
 """Programs that should simply run: their results over JAX's own refs, and over `refs`.
 
-    python benchmarks/native.py [--rounds N] [--time-out SECONDS] [--no-times]
+    python benchmarks/native.py [--time-out SECONDS]
 
-The first table has a row for each program of `native_programs_*.py`. The programs run one at a time
+The table has a row for each program of `native_programs_*.py`. The programs run one at a time
 in a separate process, which is killed if the program doesn't end by itself. Each result is compared
 with that of plain Python.
-
-The second table has times: of a call, of an eager update, and of loops over large arrays. The
-columns take turns in one process; a figure is the median of the rounds, a ratio is the ratio of the
-medians. The control threads arrays by hand through a `jax.jit`, which donates the state.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import native_programs_gradients
 import native_programs_state
 import numpy as np
-from jax import lax
 from native_program import Program
 from rich.console import Console
 from rich.table import Table
-from stopwatch import medians
-
-import refs
 
 PROGRAMS = {
     item.name: item
@@ -156,188 +147,12 @@ def cell(found: Outcome) -> str:
     return f"[green]{text}[/]" if found.right else f"[red]{text}[/]"
 
 
-# --- Times ----------------------------------------------------------------------------------------
-
-SIZE, STEPS = 1_000_000, 1000
-Call = Callable[[], Any]
-
-
-def add_one(r: Any) -> None:
-    r[...] += 1
-
-
-def adding_one(wrap: Any) -> list[Call]:
-    """Calls of `wrap(add_one, m)` on a ref of the module `m`, and of the same by hand."""
-    add = jax.jit(lambda x: x + 1, donate_argnums=0)
-    x = jnp.zeros(16)
-
-    def by_hand() -> None:
-        nonlocal x
-        x = add(x)
-
-    def over(m: Any) -> Call:
-        r, step = m.new_ref(jnp.zeros(16)), wrap(add_one, m)
-        return lambda: step(r)
-
-    return [by_hand, over(jax), over(refs)]
-
-
-def add_one_in_a_jit() -> list[Call]:
-    return adding_one(lambda f, m: m.jit(f))
-
-
-def add_one_eagerly() -> list[Call]:
-    return adding_one(lambda f, m: f)
-
-
-def swap_neighbours(r: Any) -> None:
-    def step(i: Any, _: Any) -> None:
-        left, right = r[i], r[i + 1]
-        r[i] = right
-        r[i + 1] = left
-
-    lax.fori_loop(0, STEPS, step, None)
-
-
-def swap_neighbours_of_an_array(x: Any) -> Any:
-    def step(i: Any, x: Any) -> Any:
-        left, right = x[i], x[i + 1]
-        return x.at[i].set(right).at[i + 1].set(left)
-
-    return lax.fori_loop(0, STEPS, step, x)
-
-
-def over_state(pure: Any, program: Any, wrap: Any, start: Any, *args: Any) -> list[Call]:
-    """By hand, native, ours: `pure(x, *args)` returns the new x, `program(r, *args)` mutates r.
-
-    `wrap(m)` transforms either of them, with the functions of the module `m`.
-    """
-    step = jax.jit(wrap(jax)(pure), donate_argnums=0)
-    x = jnp.copy(start)
-
-    def by_hand() -> None:
-        nonlocal x
-        x = step(x, *args).block_until_ready()
-
-    def over(m: Any) -> Call:
-        r = m.new_ref(start)
-
-        @m.jit
-        def step(r: Any, *args: Any) -> Any:
-            wrap(m)(program)(r, *args)
-            return jnp.int32(0)  # to wait for
-
-        return lambda: step(r, *args).block_until_ready()
-
-    return [by_hand, over(jax), over(refs)]
-
-
-def swap_loop() -> list[Call]:
-    start = jnp.arange(SIZE, dtype=jnp.float32)
-    return over_state(swap_neighbours_of_an_array, swap_neighbours, lambda m: lambda f: f, start)
-
-
-def count_in_lane(mine: Any, n: Any) -> None:
-    def step(k: Any) -> Any:
-        mine[k] += 1
-        return k + 1
-
-    lax.while_loop(lambda k: k < n, step, 0)
-
-
-def count_in_lane_of_an_array(mine: Any, n: Any) -> Any:
-    def step(carry: Any) -> Any:
-        k, mine = carry
-        return k + 1, mine.at[k].add(1)
-
-    return lax.while_loop(lambda carry: carry[0] < n, step, (0, mine))[1]
-
-
-def lanes_of_while() -> list[Call]:
-    start = jnp.zeros((8, SIZE // 10))
-    steps = jnp.arange(100, 900, 100)
-    return over_state(count_in_lane_of_an_array, count_in_lane, lambda m: m.vmap, start, steps)
-
-
-def walk(new_ref: Callable[[Any], Any]) -> Callable[[Any, Any, Any], Any]:
-    """A loop that reads and writes one array at random indices, over a ref made inside."""
-
-    def loss(x: Any, to: Any, of: Any) -> Any:
-        r = new_ref(x)
-
-        def step(k: Any, _: Any) -> None:
-            r[to[k]] = jnp.sin(r[of[k]]) * r[to[k]]
-
-        lax.fori_loop(0, STEPS, step, None)
-        return jnp.sum(r[...])
-
-    return loss
-
-
-def walk_by_hand(x: Any, to: Any, of: Any) -> Any:
-    def step(k: Any, x: Any) -> Any:
-        return x.at[to[k]].set(jnp.sin(x[of[k]]) * x[to[k]])
-
-    return jnp.sum(lax.fori_loop(0, STEPS, step, x))
-
-
-def gradient_of_walk() -> list[Call]:
-    x = jnp.linspace(0, 1, SIZE)
-    to, of = np.random.default_rng(0).integers(0, SIZE, (2, STEPS))
-
-    def call(grad: Any) -> Call:
-        return lambda: grad(x, to, of).block_until_ready()
-
-    return [
-        call(jax.jit(jax.grad(walk_by_hand))),
-        call(jax.jit(jax.grad(walk(jax.new_ref)))),
-        call(refs.jit(refs.grad(walk(refs.new_ref)))),
-    ]
-
-
-@dataclass(frozen=True)
-class Timed:
-    title: str
-    make: Callable[[], list[Call]]  # by hand, native, ours
-    repeat: int  # calls a round
-    unit: float = 1  # microseconds
-
-
-TIMED = [
-    Timed("jit over one ref, µs a call", add_one_in_a_jit, 2000),
-    Timed("eager r[...] += 1, µs", add_one_eagerly, 500),
-    Timed(f"swap neighbours, {STEPS} steps in 10⁶ floats, ms", swap_loop, 1, 1000),
-    Timed(f"gradient of {STEPS} random steps in 10⁶ floats, ms", gradient_of_walk, 1, 1000),
-    Timed(
-        "vmap of while_loop, 8 lanes of 10⁵ floats, 100 to 800 steps, ms", lanes_of_while, 1, 1000
-    ),
-]
-
-
-def table_of_times(rounds: int, timed: Sequence[Timed] = TIMED) -> Table:
-    table = Table(title=f"Times (jax {jax.__version__}, {jax.default_backend()})")
-    table.add_column("program")
-    for title in ("by hand", "jax.Ref", "refs", "refs / jax.Ref"):
-        table.add_column(title, justify="right")
-    for row in timed:
-        times = medians(row.make(), rounds, row.repeat)
-        table.add_row(
-            row.title, *(f"{t / row.unit:,.1f}" for t in times), f"{times[2] / times[1]:.3f}"
-        )
-    return table
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--time-out", type=float, default=10.0, metavar="SECONDS")
-    parser.add_argument("--no-times", action="store_true", help="print the first table only")
     options = parser.parse_args()
 
-    console = Console()
-    console.print(table_of_outcomes(list(outcomes(list(PROGRAMS), options.time_out))))
-    if not options.no_times:
-        console.print(table_of_times(options.rounds))
+    Console().print(table_of_outcomes(list(outcomes(list(PROGRAMS), options.time_out))))
 
 
 if __name__ == "__main__":

@@ -17,12 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from results import Section, add_option, record
 from rich.console import Console
 from rich.table import Table
 from stopwatch import medians
 
 import refs
 
+BY_HAND, OURS = "jax, state by hand", "refs"
 X = jnp.ones((8, 8))
 W = jnp.eye(8)
 Ways = tuple[Callable[[], Any], Callable[[], Any]]
@@ -154,12 +156,8 @@ PROGRAMS = {
 }
 
 
-def table(rounds: int, repeat: int = 5) -> Table:
-    table = Table(
-        title=f"Outside of jit: ms a call (jax {jax.__version__}, {jax.default_backend()})"
-    )
-    for title in ("program", "jax, state by hand", "refs", "ratio"):
-        table.add_column(title, justify="left" if title == "program" else "right")
+def measured(rounds: int, repeat: int = 5) -> Section:
+    rows = {}
     for title, make in PROGRAMS.items():
         ways = [lambda way=way: jax.block_until_ready(way()) for way in make()]
         for _ in range(3):
@@ -167,11 +165,31 @@ def table(rounds: int, repeat: int = 5) -> Table:
                 lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *[w() for w in ways]
             )
         by_hand, ours = medians(ways, rounds, repeat)
-        table.add_row(title, f"{by_hand / 1e3:.2f}", f"{ours / 1e3:.2f}", f"{ours / by_hand:.2f}x")
+        rows[title] = {BY_HAND: by_hand / 1e3, OURS: ours / 1e3}
+    return Section("ms a call", rows, BY_HAND)
+
+
+def table(section: Section) -> Table:
+    table = Table(
+        title=f"Outside of jit: ms a call (jax {jax.__version__}, {jax.default_backend()})"
+    )
+    for title in ("program", BY_HAND, OURS, "ratio"):
+        table.add_column(title, justify="left" if title == "program" else "right")
+    for title, row in section.rows.items():
+        by_hand, ours = (time.median for time in row.values())
+        table.add_row(title, f"{by_hand:.2f}", f"{ours:.2f}", f"{ours / by_hand:.2f}x")
     return table
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20)
-    Console(width=110).print(table(parser.parse_args().rounds))
+    add_option(parser)
+    options = parser.parse_args()
+    section = measured(options.rounds)
+    Console(width=110).print(table(section))
+    record("outside_jit", {"calls": section}, options)
+
+
+if __name__ == "__main__":
+    main()

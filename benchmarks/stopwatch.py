@@ -5,8 +5,31 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from statistics import median
+from dataclasses import dataclass
+from statistics import median, quantiles
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A figure: the median of its rounds, and their noise.
+
+    The noise is half the width of the middle half of the rounds. It isn't divided by the root of
+    their number: the rounds of one process are more alike than those of two, which are compared.
+    """
+
+    median: float
+    noise: float = 0.0
+
+    @classmethod
+    def of(cls, rounds: Sequence[float]) -> Timing:
+        if len(rounds) == 1:
+            return cls(rounds[0])
+        low, _, high = quantiles(rounds, n=4, method="inclusive")
+        return cls(median(rounds), (high - low) / 2)
+
+    def __truediv__(self, by: float) -> Timing:
+        return Timing(self.median / by, self.noise / by)
 
 
 def microseconds(call: Callable[[], Any], repeat: int) -> float:
@@ -17,8 +40,8 @@ def microseconds(call: Callable[[], Any], repeat: int) -> float:
     return (time.perf_counter() - start) / repeat * 1e6
 
 
-def in_turns(measures: Sequence[Callable[[], float]], rounds: int | Sequence[int]) -> list[float]:
-    """The median of each measure. All take turns, so that other load on the machine affects all.
+def in_turns(measures: Sequence[Callable[[], float]], rounds: int | Sequence[int]) -> list[Timing]:
+    """The figure of each measure. All take turns, so that other load on the machine affects all.
 
     A measure with fewer rounds than the others skips some, evenly from the first to the last.
     """
@@ -29,10 +52,10 @@ def in_turns(measures: Sequence[Callable[[], float]], rounds: int | Sequence[int
         for measure, wanted, mine in zip(measures, each, found, strict=True):
             if k * wanted % most < wanted:
                 mine.append(measure())
-    return [median(mine) for mine in found]
+    return [Timing.of(mine) for mine in found]
 
 
-def medians(calls: Sequence[Callable[[], Any]], rounds: int, repeat: int) -> list[float]:
+def medians(calls: Sequence[Callable[[], Any]], rounds: int, repeat: int) -> list[Timing]:
     """Microseconds a call, of `repeat` a round. Before the rounds, each is called once."""
     for call in calls:
         call()

@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 from calls import CALLS
@@ -36,6 +37,9 @@ from rich.markup import escape
 from rich.table import Table
 from sizes import SIZES
 from way import BY_HAND, NATIVE, OURS, Row, timed
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import results
 
 SECTIONS = {"sizes": SIZES, "calls": CALLS, "eager": EAGER}
 TITLES = {
@@ -54,14 +58,16 @@ def chosen(text: str) -> dict[str, list[Row]]:
     return {name: rows for name, rows in found.items() if rows}
 
 
-def table(name: str, rows: Sequence[Row], rounds: int) -> Table:
+def measured(name: str, rows: Sequence[Row], rounds: int) -> results.Section:
     found = {}
     for row in rows:
         print(f"{name}: {row.title} …", file=sys.stderr, flush=True)
         found[row.title] = timed(row, rounds)
-    columns = dict.fromkeys(
-        [BY_HAND, NATIVE, OURS, *(c for times in found.values() for c in times)]
-    )
+    return results.Section("µs a call", found, BY_HAND)
+
+
+def table(name: str, section: results.Section) -> Table:
+    columns = list(dict.fromkeys([BY_HAND, NATIVE, OURS, *section.ways()]))
     table = Table(
         title=f"{TITLES[name]}\nµs a call, x of the hand-donated jit\n"
         f"(jax {jax.__version__}, {jax.default_backend()})"
@@ -69,15 +75,16 @@ def table(name: str, rows: Sequence[Row], rounds: int) -> Table:
     table.add_column("", no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
-    for title, times in found.items():
+    for title, times in section.rows.items():
         table.add_row(escape(title), *(cell(times, column) for column in columns))
     return table
 
 
-def cell(times: dict[str, float], column: str) -> str:
+def cell(times: results.Row, column: str) -> str:
     if column not in times:
         return "–"
-    time, ratio = times[column], times[column] / times[BY_HAND]
+    time = times[column].median
+    ratio = time / times[BY_HAND].median
     shown = f"{time:.1f}" if time < 1000 else f"{time:,.0f}"
     if column == BY_HAND:
         return shown
@@ -93,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="SECTION",
         help="sizes, calls, eager; or part of a row's title",
     )
+    results.add_option(parser)
     options = parser.parse_args(arguments)
     sections = chosen(options.only)
     if not sections:
@@ -100,8 +108,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     console = Console()
     console.width = max(console.width, WIDTH)
+    found = {}
     for name, rows in sections.items():
-        console.print(table(name, rows, options.rounds))
+        found[name] = measured(name, rows, options.rounds)
+        console.print(table(name, found[name]))
+    results.record("dispatch", found, options)
 
 
 if __name__ == "__main__":

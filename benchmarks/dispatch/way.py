@@ -18,7 +18,7 @@ import numpy as np
 import refs
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from stopwatch import in_turns, microseconds
+from stopwatch import Timing, in_turns, microseconds
 
 BY_HAND, NATIVE, OURS = "by hand,\ndonated", "jax.Ref", "refs"
 NOTHING = ((),)  # the inputs of a step that takes its state only
@@ -119,7 +119,7 @@ def values(way: Way) -> list[np.ndarray]:
     return [np.array(x[...]) for x in jax.tree.leaves(way.held())]
 
 
-def timed(row: Row, rounds: int) -> dict[str, float]:
+def timed(row: Row, rounds: int) -> dict[str, Timing]:
     """Of each way: microseconds a call."""
     found = checked(row)
     turns = [functools.partial(turn, way, calls_a_turn(way)) for way in found.values()]

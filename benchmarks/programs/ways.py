@@ -1,4 +1,4 @@
-"""The four ways of running a program of the suite, what they must agree on, and a stopwatch."""
+"""The five ways of running a program of the suite, what they must agree on, and a stopwatch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from programs import Arrays, Program
 import refs
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from stopwatch import in_turns
+from stopwatch import Timing, in_turns
 
 try:
     import numba
@@ -108,6 +108,7 @@ def ways(program: Program, state: Arrays) -> dict[str, Way]:
         "refs": over(refs, program.over_refs, state),
         "jax.Ref": over(jax, program.over_native or program.over_refs, state),
         "by hand": by_hand(program.by_hand, state),
+        "refs.in_place": by_hand(refs.in_place(program.by_hand), state),
         "bound": bound(program.bound, state),
     }
 
@@ -149,7 +150,7 @@ FEWEST = 3  # rounds
 
 def microseconds_a_step(
     program: Program, n: int, steps: int, rounds: int, budget: float
-) -> dict[str, float]:
+) -> dict[str, Timing]:
     """Of each way: (a call of 2K steps − a call of K steps) / K.
 
     K is `steps`; for a way that is `QUICK` with so many 20 times that, so that the steps tell

@@ -1,14 +1,15 @@
 """Programs that work on whole buffers: nothing to gain here, and nothing may be lost.
 
 A training step reads every parameter and writes it anew, so that XLA has nothing to keep in place
-but the buffers themselves. `run.py` prints the table.
+but the buffers themselves; a step of an LU decomposition does that to its matrix. `run.py` prints
+the table.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import ways
 from rich.table import Table
+from ways import Timing
 
 import refs
 
@@ -25,13 +27,13 @@ RATE, MOMENTUM = 0.05, 0.9
 
 @dataclass(frozen=True)
 class Whole:
-    """One step of training, written twice.
+    """One step, written twice: of training, or a decomposition.
 
     Attributes:
-      title: what is trained.
+      title: what it does.
       inputs: generator -> (state, batch): named arrays, and what the step only reads.
-      over_refs: (refs by name, *batch) -> loss.
-      by_hand: (state, *batch) -> (new state, loss).
+      over_refs: (refs by name, *batch) -> loss, or another number.
+      by_hand: (state, *batch) -> (new state, the same number).
     """
 
     title: str
@@ -130,9 +132,53 @@ def block_by_hand(params: dict[str, Any], x: Any, y: Any) -> Any:
     return {name: x - RATE * gradients[name] for name, x in params.items()}, loss
 
 
+# -- LU decomposition, a rank-one update a pivot --------------------------------------------------
+
+SIDE = 128
+
+
+def lu_inputs(rng: np.random.Generator) -> tuple[dict[str, Any], Sequence[Any]]:
+    """A matrix that needs no pivoting, also once it has been decomposed."""
+    return {"m": normal(rng, SIDE, SIDE) + 4 * np.eye(SIDE, dtype=np.float32)}, ()
+
+
+def eliminated(m: Any, k: Any) -> tuple[Any, Any]:
+    """What to subtract, and the new column `k`; `m` is a ref or an array."""
+    after = jnp.arange(SIDE) > k
+    column = jnp.where(after, m[:, k] / m[k, k], 0)
+    return jnp.outer(column, jnp.where(after, m[k], 0)), jnp.where(after, column, m[:, k])
+
+
+def logarithm(m: Any) -> Any:
+    """Of the absolute value of the determinant."""
+    return jnp.log(jnp.abs(jnp.diagonal(m))).sum()
+
+
+def lu(state: dict[str, Any]) -> Any:
+    m = state["m"]
+
+    def pivot(k: Any, _: Any) -> None:
+        change, column = eliminated(m, k)
+        m[...] -= change
+        m[:, k] = column
+
+    jax.lax.fori_loop(0, SIDE, pivot, None)
+    return logarithm(m[...])
+
+
+def lu_by_hand(state: dict[str, Any]) -> Any:
+    def pivot(k: Any, m: Any) -> Any:
+        change, column = eliminated(m, k)
+        return (m - change).at[:, k].set(column)
+
+    m = jax.lax.fori_loop(0, SIDE, pivot, state["m"])
+    return {"m": m}, logarithm(m)
+
+
 PROGRAMS = [
     Whole("MLP, SGD with momentum", mlp_inputs, mlp, mlp_by_hand),
     Whole("transformer block, SGD", block_inputs, block, block_by_hand),
+    Whole("LU decomposition", lu_inputs, lu, lu_by_hand),
 ]
 
 # -- Times ----------------------------------------------------------------------------------------
@@ -156,10 +202,10 @@ def over(m: Any, program: Whole) -> Side:
     )
 
 
-def by_hand(program: Whole) -> Side:
+def by_hand(program: Whole, function: Callable[..., Any]) -> Side:
     state, batch = program.inputs(np.random.default_rng(0))
     held = {name: jnp.array(x) for name, x in state.items()}  # copies, as they will be donated
-    step = jax.jit(program.by_hand, donate_argnums=0)
+    step = jax.jit(function, donate_argnums=0)
     on_device = [jnp.asarray(x) for x in batch]
 
     def call() -> Any:
@@ -171,11 +217,12 @@ def by_hand(program: Whole) -> Side:
 
 
 def checked(program: Whole) -> dict[str, Side]:
-    """The three, each of which has run once, with equal losses and state."""
+    """The four, each of which has run once, with equal losses and state."""
     sides = {
         "refs": over(refs, program),
         "jax.Ref": over(jax, program),
-        "by hand": by_hand(program),
+        "by hand": by_hand(program, program.by_hand),
+        "refs.in_place": by_hand(program, refs.in_place(program.by_hand)),
     }
     losses = {name: side.call() for name, side in sides.items()}
     expected = sides["by hand"].state()
@@ -187,8 +234,8 @@ def checked(program: Whole) -> dict[str, Side]:
     return sides
 
 
-def microseconds(program: Whole, rounds: int, repeat: int = 10) -> dict[str, float]:
-    """A call's, of each way: medians of rounds in which the three take turns."""
+def microseconds(program: Whole, rounds: int, repeat: int = 10) -> dict[str, Timing]:
+    """A call's, of each way: they take turns."""
     sides = checked(program)
 
     def measure(side: Side) -> float:
@@ -198,15 +245,16 @@ def microseconds(program: Whole, rounds: int, repeat: int = 10) -> dict[str, flo
     return dict(zip(sides, ways.in_turns(measures, [rounds] * len(sides)), strict=True))
 
 
-def table(timed: dict[str, dict[str, float]]) -> Table:
+def table(timed: Mapping[str, Mapping[str, Timing]]) -> Table:
     table = Table(
         title="Whole buffers: nothing to gain here, nothing may be lost. "
         f"µs a call (jax {jax.__version__}, {jax.default_backend()})"
     )
     table.add_column("program", no_wrap=True)
-    for title in ("refs", "jax.Ref", "by hand", "refs / by hand", "refs / jax.Ref"):
+    for title in (*next(iter(timed.values())), "refs / by hand", "refs / jax.Ref"):
         table.add_column(title, justify="right")
-    for title, times in timed.items():
+    for title, row in timed.items():
+        times = {way: time.median for way, time in row.items()}
         ours = times["refs"]
         table.add_row(
             title,

@@ -63,7 +63,9 @@ def _buffers(eqn: Eqn) -> dict[int, int]:
         if is_buffer(out) and len(roots) == 1 and None not in roots:
             [buffers[o]] = roots  # type: ignore[assignment]
     if _jax.xla_copies_less and len(buffers) == 1 and all(map(_does_one_thing, bodies)):
-        return {}
+        [[o, k]] = buffers.items()
+        if not any(_returns_what_it_reads(b, o, k) for b in bodies):
+            return {}
     changing = sum(
         any(b.outvars[o] is not b.jaxpr.invars[k] for o, k in buffers.items()) for b in bodies
     )
@@ -75,6 +77,16 @@ def _buffers(eqn: Eqn) -> dict[int, int]:
 
 def _does_one_thing(body: Body) -> bool:
     return sum(map(may_update, body.eqns)) <= 1
+
+
+def _returns_what_it_reads(body: Body, output: int, position: int) -> bool:
+    """Whether a branch returns something, but the updated buffer, that it makes of the buffer."""
+    made_of = {body.jaxpr.invars[position]}
+    for eqn in body.eqns:
+        if not made_of.isdisjoint(filter(is_var, eqn.invars)):
+            made_of.update(eqn.outvars)
+    others = (v for o, v in enumerate(body.outvars) if o != output)
+    return not made_of.isdisjoint(filter(is_var, others))
 
 
 def _root(body: Body, v: Atom) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from refs import _jax
 from refs._inplace.body import Body, is_small, is_update, is_var, size, substitute
 from refs._inplace.fence import fenced
 from refs._inplace.order import has_jaxprs, is_computed_once, last_updates, needs
@@ -77,6 +78,7 @@ class _Fences:
                 self.passed.update(fence.names)
                 *before, now = fence.eqns
                 self.emitted += before
+                self.is_once[k] |= now.primitive is _jax.cond_p
         self.emitted.append(now)
         self._note_reads(eqn, self.is_once[k])
         for buffer in buffers:

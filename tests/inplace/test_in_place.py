@@ -207,6 +207,15 @@ def with_side_effects(r):
     loop(step)
 
 
+@program((N,), (N,))
+def unlinking_of_a_list(after, before):
+    def step(k):
+        left, right = before[k].astype(int), after[k].astype(int)
+        after[left], before[right] = right, left
+
+    loop(step)
+
+
 # --- Branches ---
 
 

@@ -187,3 +187,13 @@ def has_updates(eqn):
 @pytest.mark.parametrize("name", [n for n in BRANCHES if BRANCHES[n][0] not in STAY])
 def test_in_place(name):
     assert_in_place(loop_of(name), *map(refs.new_ref, arrays()))
+
+
+def test_two_branches_that_write_beside_one_that_reads():
+    """Their updates aren't taken out: each gets a conditional of its own, with every XLA."""
+
+    def loop(w, u):
+        choices = [adds, lambda w, u, k: w.swap(0.0, idx=k), lambda w, u, k: w[k]]
+        return lax.map(lambda k: lax.switch(k % 3, choices, w, u, k), jnp.arange(20))
+
+    assert_in_place(loop, *map(refs.new_ref, arrays()))
