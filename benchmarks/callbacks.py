@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from callbacks_ways import BY_HAND, OURS, PROGRAMS, PURE, WAYS, Way, checked, pointers
+from callbacks_ways import BUFFERS, BY_HAND, OURS, PROGRAMS, PURE, WAYS, Way, checked, pointers
 from results import Row, Section, add_option, record
 from rich.console import Console
 from rich.table import Table
@@ -237,8 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def sections(times: dict[tuple[str, int, str], Row], peaks: dict[Any, Any]) -> dict[str, Section]:
     """By place, and the memory of a call."""
     found = {
-        place: Section(
-            "µs", {name(kind[:2]): row for kind, row in times.items() if kind[2] == place}, BY_HAND
+        place.replace(" ", "-"): Section(
+            "µs", {name(kind[:2]): row for kind, row in times.items() if kind[2] == place}, BUFFERS
         )
         for place in PLACES
     }

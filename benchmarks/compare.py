@@ -42,7 +42,7 @@ def changes(old: Section, new: Section) -> Iterator[Change]:
         before = old.rows.get(title, {})
         for way in [way for way in row if way in before and "refs" in way]:
             sign = direction(before[way], row[way])
-            control = new.control
+            control = new.control or ""
             if sign and control in row and control in before:
                 as_control = scaled(before[way], before[control], row[control])
                 sign *= direction(as_control, row[way]) == sign

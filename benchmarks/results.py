@@ -57,10 +57,10 @@ class Section:
         }
 
     def _figure(self, row: Row, way: str) -> dict[str, float]:
-        time = row[way]
+        time, control = row[way], row.get(self.control or "")
         figure = {"median": rounded(time.median), "noise": rounded(time.noise)}
-        if self.control in row and way != self.control and row[self.control].median > 0:
-            figure["ratio"] = rounded(time.median / row[self.control].median)
+        if control and way != self.control and control.median > 0:
+            figure["ratio"] = rounded(time.median / control.median)
         return figure
 
     @classmethod

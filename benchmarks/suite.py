@@ -50,7 +50,7 @@ BENCHMARKS = {
         "programs/run.py",
         ("_derivatives", "_discharge", "_indexing", "_inplace", "_lanes", "_tracing"),
         full=("--also", "1000", "100000"),
-        quick=("--sizes", "256", "512", "--steps", "4", "--rounds", "1"),
+        quick=("--sizes", "1024", "2048", "--steps", "8", "--rounds", "1"),
     ),
     "lowering": Benchmark(
         "lowering.py",

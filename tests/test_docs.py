@@ -17,8 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# Made from docstrings, whose examples pytest runs by itself.
-WITHOUT_CODE = {"docs/api.md"}
+# The first is made from docstrings, whose examples pytest runs by itself; the second has commands.
+WITHOUT_CODE = {"docs/api.md", "docs/benchmarks.md"}
 LANGUAGES = {"python", "bash", "text"}
 SET_UP = ["python3 dev.py digits\n", "python3 dev.py test\n"]
 
