@@ -112,9 +112,8 @@ def record(name: str, sections: Mapping[str, Section], options: argparse.Namespa
         return
     file = options.results / f"{name}.json"
     found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    about = about_this_run(name) | {
-        "settings": {k: v for k, v in vars(options).items() if k != "results"}
-    }
+    settings = {k: v for k, v in vars(options).items() if k != "results" and v is not None}
+    about = about_this_run(name) | {"settings": settings}
     figures = {title: section.encoded() for title, section in sections.items()}
     found[about["jax"]] = about | {"sections": figures}
     ordered = {version: found[version] for version in sorted(found, key=numbers)}
