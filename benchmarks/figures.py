@@ -34,7 +34,7 @@ class Results:
     def pairs(self, benchmark: str, section: str, title: str, *ways: str) -> list[str]:
         """For each way, its figures of the oldest and the newest JAX: `4.5, 4.6`."""
         rows = [found.sections[section].rows[title] for found in self.of(benchmark)]
-        return [", ".join(dict.fromkeys(step(row, way) for row in rows)) for way in ways]
+        return [", ".join(step(row, way) for row in rows if way in row) or NONE for way in ways]
 
 
 def text(name: str) -> Callable[[Callable[[Results], str]], Callable[[Results], str]]:
@@ -92,7 +92,10 @@ def cell(row: Row, way: str, control: str | None = None) -> str:
 
 
 def code(way: str) -> str:
-    return f"`{way}`" if way.startswith(("refs", "jax.", "nnx.", "equinox.")) else way
+    if not way.startswith(("refs", "jax.", "nnx.", "equinox.")):
+        return way
+    name, comma, rest = way.partition(", ")
+    return f"`{name}`{comma}{rest}"
 
 
 def whole_section(versions: Sequence[Measurement], title: str) -> str:
@@ -312,7 +315,7 @@ def compared(results: Results) -> str:
             *("dispatch", "sizes", "200 refs in a nested dict"),
             *of_calls,
         ),
-        "`state[2:6] = x`, eagerly": ("dispatch", "eager", "r[i:i+4] = v", *of_calls),
+        "`state[i] = x`, eagerly": ("dispatch", "eager", "r[i] = v", *of_calls),
         f"callback that adds to {element.replace(', ', ' of ')} (`jax.pure_callback`)": (
             *("callbacks", "top-level", element),
             *("refs.jit", NONE, "jax.pure_callback"),
