@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from results import Measurement, Section, read
@@ -74,9 +74,7 @@ def compared(old: Measurement, new: Measurement) -> Iterator[Change | str]:
         if gone:
             yield f"jax {new.jax}, {name}: not measured any more: {', '.join(gone)}"
         for change in changes(section, here):
-            yield Change(
-                f"jax {new.jax}, {name}: {change.what}", change.unit, change.old, change.new
-            )
+            yield replace(change, what=f"jax {new.jax}, {name}: {change.what}")
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from plots import bars, panels, times
+from plots import bars, panels, power_of_ten, times
 from results import Measurement, Row, Section, read
 
 LEAST = 0.001  # µs: what is less is noise
@@ -167,7 +167,7 @@ def callbacks(results: Results) -> str:
         *((title, calls[title]) for title in calls),
         *((f"{title}, a step", steps[title]) for title in steps if title.startswith("one")),
     )
-    rows = [[title, *(cell(r, w, w and CALLBACKS[0]) for w in CALLBACKS)] for title, r in places]
+    rows = [[title, *(cell(r, w, CALLBACKS[0]) for w in CALLBACKS)] for title, r in places]
     for title, memory in found["memory"].rows.items():
         if title.startswith("one"):
             extra = [f"{memory[way].median:,.0f} MiB" for way in CALLBACKS]
@@ -254,7 +254,7 @@ def n(size: str) -> str:
     """`10⁴`, or in digits what is no power of ten."""
     if size.strip("0") != "1":
         return f"{int(size):,}"
-    return "10" + str(len(size) - 1).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return power_of_ten(len(size) - 1)
 
 
 def plot_of_programs(results: Results) -> str:

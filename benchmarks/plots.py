@@ -61,6 +61,10 @@ def power(exponent: int) -> str:
     """In digits what is short so: 10, 0.1, 10³."""
     if -3 <= exponent <= 2:
         return f"{10.0**exponent:g}"
+    return power_of_ten(exponent)
+
+
+def power_of_ten(exponent: int) -> str:
     return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 

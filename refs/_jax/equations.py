@@ -40,7 +40,7 @@ def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
 
 
 # Most parameters are of these types: the test for a jaxpr takes longer.
-_PLAIN = frozenset([type(None), bool, int, str, np.dtype])
+_PLAIN = frozenset([type(None), bool, int, str])
 
 
 def jaxprs_in(params: dict[str, Any]) -> Iterator[ClosedJaxpr]:
