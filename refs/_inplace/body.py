@@ -83,6 +83,11 @@ def is_var(atom: Atom) -> bool:
     return not isinstance(atom, _jax.Literal)
 
 
+def shape(atom: Atom) -> tuple[int, ...]:
+    aval: Aval = atom.aval
+    return aval.shape
+
+
 def size(atom: Atom) -> int:
     """How many elements an array has; 0 for anything else, and if the shape is symbolic."""
     n = 1
@@ -144,6 +149,31 @@ def is_same(atom: Atom, other: Atom) -> bool:
     return atom.aval == other.aval and bool(atom.val == other.val)
 
 
+def unmasked(
+    eqns: Sequence[Eqn], made_by: dict[Any, int], users: dict[Any, list[int]], update: int
+) -> tuple[list[Atom], Atom, set[int]]:
+    """An update's mask, if it has one; what it writes where that is true; the equations it saves.
+
+    A write that leaves out what is out of bounds selects between a value and what was there.
+    """
+    before, value, *places = eqns[update].invars
+    select = made_by.get(value) if is_var(value) else None
+    if select is not None and eqns[select].primitive is lax.select_n_p:
+        mask, old, *new = eqns[select].invars
+        read = made_by.get(old) if is_var(old) else None
+        if (
+            len(new) == 1
+            and str(mask.aval.dtype) == "bool"  # pyright: ignore
+            and read is not None
+            and eqns[read].primitive is lax.dynamic_slice_p
+            and all(map(is_same, eqns[read].invars, (before, *places)))
+            and users[value] == [update]
+            and users[old] == [select]
+        ):
+            return [mask], new[0], {read, select}
+    return [], value, set()
+
+
 def is_zeros(atom: Atom, maker: Eqn | None) -> bool:
     """Whether an array, made by the equation `maker`, is a constant zero, or consists of it."""
     if maker is not None:
@@ -180,6 +210,16 @@ def splice(
     types of the atoms: `fun` must be a module's function, and `static` hashable.
     """
     template = _template(fun, tuple(a.aval for a in atoms), tuple(static.items()))
+    return _put_in(template, atoms, like)
+
+
+def spliced(fun: Callable[..., Value], atoms: Sequence[Atom], like: Eqn) -> list[Eqn]:
+    """Equations that compute the one result of `like` as `fun(*atoms)`. Nothing is cached."""
+    eqns, [out] = _put_in(_traced(fun, [a.aval for a in atoms]), atoms, like)
+    return _named(eqns, out, like)
+
+
+def _put_in(template: Jaxpr, atoms: Sequence[Atom], like: Eqn) -> tuple[list[Eqn], list[Atom]]:
     names: dict[Any, Any] = dict(zip(template.invars, atoms, strict=True))
     eqns = []
     for eqn in template.eqns:
@@ -195,6 +235,11 @@ def splice(
 def replaced(eqn: Eqn, fun: Callable[..., Any], atoms: Sequence[Atom], **static: Any) -> list[Eqn]:
     """`splice`, of equations that compute the one result of `eqn`."""
     made, [out] = splice(fun, atoms, eqn, **static)
+    return _named(made, out, eqn)
+
+
+def _named(made: list[Eqn], out: Atom, eqn: Eqn) -> list[Eqn]:
+    """Equations whose result `out` is named as that of `eqn`."""
     [result] = eqn.outvars
     return [e.replace(outvars=[result if v is out else v for v in e.outvars]) for e in made]
 
@@ -213,6 +258,10 @@ def zeros(*like: Value) -> list[Value]:
 def _template(
     fun: Callable[..., Any], avals: tuple[Aval, ...], static: tuple[tuple[str, Any], ...]
 ) -> Jaxpr:
+    return _traced(functools.partial(fun, **dict(static)), avals)
+
+
+def _traced(fun: Callable[..., Any], avals: Sequence[Aval]) -> Jaxpr:
     types = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
         for a in avals
@@ -221,4 +270,8 @@ def _template(
     # mesh is set: arrays that `fun` makes would be typed as lying on it.
     no_mesh = jax.sharding.AbstractMesh((), ())
     with jax.enable_x64(True), jax.sharding.use_abstract_mesh(no_mesh):
-        return jax.make_jaxpr(functools.partial(fun, **dict(static)))(*types).jaxpr
+        closed = jax.make_jaxpr(fun)(*types)
+    constants = zip(closed.jaxpr.constvars, closed.consts, strict=True)
+    names: dict[Any, Any] = {v: _jax.Literal(value, v.aval) for v, value in constants}
+    eqns = [substitute(eqn, names) for eqn in closed.jaxpr.eqns]
+    return closed.jaxpr.replace(constvars=[], eqns=eqns)

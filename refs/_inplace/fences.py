@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax import lax
+
 from refs import _jax
-from refs._inplace.body import Body, is_small, is_update, is_var, size, substitute
+from refs._inplace.body import Body, is_small, is_update, is_var, size, substitute, unmasked
 from refs._inplace.fence import fenced
 from refs._inplace.order import has_jaxprs, is_computed_once, last_updates, needs
 from refs._types import Atom, Eqn
@@ -150,10 +152,18 @@ class _Fences:
         if not is_update(eqn) or not self.on_cpu:
             return False
         [out] = eqn.outvars
-        return any(
-            self.update_of.get(out) != j and not has_jaxprs(self.eqns[j])
-            for j in self.users.get(out, ())
-        )
+        readers = {*self.users.get(out, ())}
+        if (update := self.update_of.get(out)) is not None:
+            readers -= {update} | self._own_read(update)
+        return any(not has_jaxprs(self.eqns[j]) for j in readers)
+
+    def _own_read(self, update: int) -> set[int]:
+        """The equations by which an update reads what it overwrites: XLA fuses them with it."""
+        if self.eqns[update].primitive is not lax.dynamic_update_slice_p:
+            return set()
+        _, _, own = unmasked(self.eqns, self.made_by, self.users, update)
+        is_returned = any(not self.returned.isdisjoint(self.eqns[j].outvars) for j in own)
+        return set() if is_returned else own
 
     def _is_computed_once(self, v: Atom) -> bool:
         return self.is_once[self.made_by[v]]

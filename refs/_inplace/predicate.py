@@ -29,7 +29,6 @@ from refs._inplace.body import (
     can_pass,
     is_buffer,
     is_like,
-    is_same,
     is_small,
     is_var,
     must_run,
@@ -37,6 +36,7 @@ from refs._inplace.body import (
     size,
     splice,
     substitute,
+    unmasked,
     zeros,
 )
 from refs._inplace.fence import is_fence
@@ -93,7 +93,13 @@ def _in_parts(eqn: Eqn) -> tuple[list[Eqn], list[Atom]]:
     eqns: list[Eqn] = []
     for _ in range(MOST_PARTS):
         parts = [branch.take(eqn, smallest) for branch in branches]
-        is_last = all(branch.is_done for branch in branches)
+        # What has been written is known only after these updates, so no result here can be it.
+        new = [
+            b.inputs[s.number] for b, part in zip(branches, parts, strict=True) for s in part.slots
+        ]
+        is_last = all(branch.is_done for branch in branches) and not any(
+            b.outvars[o] is v for b in branches for o in others for v in new
+        )
         if is_last:
             passed: list[_Column] = [[b.outvars[o] for b in branches] for o in others]
         else:
@@ -226,7 +232,7 @@ class _Branch:
             if self.updates.isdisjoint(eqn.outvars) or eqn.invars[0] not in number_of:
                 continue
             before, _, *places = eqn.invars
-            mask, value, own = _unmasked(self.eqns, made_by, users, k)
+            mask, value, own = unmasked(self.eqns, made_by, users, k)
             needed = filter(is_var, (value, *places, *mask))
             readers = {*users[before]} - {k, *own}
             if not late.isdisjoint(needed) or any(is_late[j] for j in readers):
@@ -250,31 +256,6 @@ class _Branch:
         made = {v for eqn in part.eqns for v in eqn.outvars}
         used = (*(v for eqn in self.eqns for v in eqn.invars), *self.outvars)
         return [*dict.fromkeys(v for v in used if is_var(v) and v in made)]
-
-
-def _unmasked(
-    eqns: Sequence[Eqn], made_by: dict[Any, int], users: dict[Any, list[int]], update: int
-) -> tuple[list[Atom], Atom, set[int]]:
-    """An update's mask, if it has one; what it writes where that is true; the equations it saves.
-
-    A write that leaves out what is out of bounds selects between a value and what was there.
-    """
-    before, value, *places = eqns[update].invars
-    select = made_by.get(value) if is_var(value) else None
-    if select is not None and eqns[select].primitive is lax.select_n_p:
-        mask, old, *new = eqns[select].invars
-        read = made_by.get(old) if is_var(old) else None
-        if (
-            len(new) == 1
-            and str(mask.aval.dtype) == "bool"  # pyright: ignore
-            and read is not None
-            and eqns[read].primitive is lax.dynamic_slice_p
-            and all(map(is_same, eqns[read].invars, (before, *places)))
-            and users[value] == [update]
-            and users[old] == [select]
-        ):
-            return [mask], new[0], {read, select}
-    return [], value, set()
 
 
 def _packed(values: Sequence[Sequence[Atom]]) -> list[_Column]:

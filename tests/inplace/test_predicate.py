@@ -197,3 +197,21 @@ def test_two_branches_that_write_beside_one_that_reads():
         return lax.map(lambda k: lax.switch(k % 3, choices, w, u, k), jnp.arange(20))
 
     assert_in_place(loop, *map(refs.new_ref, arrays()))
+
+
+def test_a_branch_that_returns_all_of_what_it_has_written():
+    def program(r, k):
+        def write():
+            r[k] = r[0] * 2
+            return r[...]
+
+        return lax.cond(k > 2, write, lambda: r[...] - r[k])
+
+    x = jnp.arange(1000.0)
+    for k in (1, 5):
+        r = refs.new_ref(x)
+        want = np.arange(1000.0, dtype=np.float32)
+        if k > 2:
+            want[k] = 0
+        np.testing.assert_array_equal(refs.jit(program)(r, k), want if k > 2 else want - 1)
+        np.testing.assert_array_equal(r, want)

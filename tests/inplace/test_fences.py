@@ -1,0 +1,87 @@
+"""Which updates are put behind a fence, and which don't need one: optimized HLO."""
+
+import functools
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import refs
+from tests.inplace.helpers import assert_in_place, rewritten
+
+N = 10_000
+
+
+def conditionals(fun, *args):
+    """How many there are in the optimized HLO."""
+    return refs.jit(fun).lower(*args).compile().as_text().count(" conditional(")
+
+
+def loop(step):
+    def fun(r, places):
+        lax.fori_loop(0, 20, lambda k, _: step(r, *places[k]), None)
+
+    fun.__name__ = step.__name__
+    return fun
+
+
+def several_writes(r, i, j):
+    r[i] = 1.0
+    r[j] = 2.0
+    r[i + j] = 3.0
+
+
+def two_writes_at_one_place(r, i, j):
+    r[i] = r[j] * 2
+    r[i] = 3.0
+
+
+def a_sum_and_a_write(r, i, j):
+    r[i] += 1.0
+    r[j] = 2.0
+
+
+def a_write_and_a_sum(r, i, j):
+    """XLA would write again in order to read."""
+    r[i] = 1.0
+    r[j] += 2.0
+
+
+def writes_before_a_read(r, i, j):
+    r[i] = 1.0
+    r[j] = 2.0
+    r[i + j] = r[i + 1] + r[j + 1]
+
+
+@pytest.mark.parametrize(
+    "step, fences",
+    [
+        (several_writes, 0),
+        (two_writes_at_one_place, 0),
+        (a_sum_and_a_write, 0),
+        (a_write_and_a_sum, 1),
+        (writes_before_a_read, 1),
+    ],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+@pytest.mark.parametrize("shape", [(N,), (100, 100)], ids=str)
+def test_a_write_that_may_be_out_of_bounds_needs_no_fence_before_it(step, fences, shape):
+    """It reads only what it overwrites itself."""
+    args = refs.new_ref(jnp.ones(shape)), jnp.ones((20, 2), jnp.int32)
+    assert_in_place(loop(step), *args)
+    assert conditionals(loop(step), *args) == fences
+
+
+def test_what_was_there_may_also_be_returned():
+    """Then both updates need a fence."""
+
+    def program(x, i, j, is_old):
+        x = lax.dynamic_update_slice_p.bind(x, jnp.ones(1), i)
+        old = lax.dynamic_slice_p.bind(x, j, slice_sizes=(1,))
+        new = lax.select(i < j, jnp.zeros(1), old)
+        return lax.dynamic_update_slice_p.bind(x, new, j), old if is_old else new
+
+    args = jnp.arange(100.0), jnp.int32(3), jnp.int32(5)
+    for is_old in (False, True):
+        eqns = rewritten(functools.partial(program, is_old=is_old), *args).eqns
+        assert sum(eqn.primitive.name == "cond" for eqn in eqns) == 2
