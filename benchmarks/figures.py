@@ -315,6 +315,10 @@ def compared(results: Results) -> str:
             *("dispatch", "sizes", "200 refs in a nested dict"),
             *of_calls,
         ),
+        "the same arrays as one `refs.pack`, in a list": (
+            *("packed", "calls", "200 arrays, all alike"),
+            *("refs.pack", NONE, "by hand"),
+        ),
         "`state[i] = x`, eagerly": ("dispatch", "eager", "r[i] = v", *of_calls),
         f"callback that adds to {element.replace(', ', ' of ')} (`jax.pure_callback`)": (
             *("callbacks", "top-level", element),

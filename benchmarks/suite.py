@@ -66,6 +66,11 @@ BENCHMARKS = {
         quick=("--sizes", "4", "4096", "--rounds", "2", "--budget", "0.01", "--quick"),
     ),
     "lanes": Benchmark("lanes.py", ("_discharge", "_indexing", "_inplace", "_lanes")),
+    "packed": Benchmark(
+        "packed.py",
+        ("_buffers", "_handles", "_inplace", "_jit"),
+        quick=("--rounds", "2", "--sizes", "20", "--layers", "1"),
+    ),
     "outside_jit": Benchmark(
         "outside_jit.py", ("_derivatives", "_discharge", "_transactions", "_transforms")
     ),

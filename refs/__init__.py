@@ -10,10 +10,11 @@ from refs._handles.access import addupdate as addupdate
 from refs._handles.access import get as get
 from refs._handles.access import set as set
 from refs._handles.access import swap as swap
+from refs._handles.ending import free_ref as free_ref
+from refs._handles.ending import freeze as freeze
+from refs._handles.pack import pack as pack
 from refs._handles.ref import Ref as Ref
 from refs._handles.ref import empty_ref as empty_ref
-from refs._handles.ref import free_ref as free_ref
-from refs._handles.ref import freeze as freeze
 from refs._handles.ref import new_ref as new_ref
 from refs._handles.view import RefView as RefView
 from refs._inplace.in_place import in_place as in_place
@@ -70,6 +71,7 @@ __all__ = [
     "linearize",
     "make_jaxpr",
     "new_ref",
+    "pack",
     "pure_callback",
     "remat",
     "scan",

@@ -8,12 +8,17 @@
 
 import gc
 import os
+import sys
+import weakref
 
+import jax
 import jax.numpy as jnp
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 import refs
+from refs import _jax
+from refs._origin import Site
 
 # A program takes as long as its compilation, which says nothing about the test.
 COMMON = {
@@ -37,6 +42,32 @@ def pytest_addoption(parser):
     parser.addoption(
         "--quick", action="store_true", help=f"no slow tests, and {FEW} parameter sets of each"
     )
+    parser.addoption(
+        "--packed", action="store_true", help="every ref that a test makes is one of a pack"
+    )
+
+
+def pytest_configure(config):
+    if config.getoption("packed"):
+        refs.new_ref = packed_ref
+
+
+def packed_ref(init_val, *, copy=True, name=None, **keywords):
+    """`new_ref`, of a ref that shares a buffer with two more of its type, if it can."""
+    has_array = not isinstance(init_val, jax.Ref) and jax.tree_util.all_leaves([init_val])
+    if keywords or not copy or not has_array or not _jax.at_top_level():
+        return new_ref(init_val, copy=copy, name=name, **keywords)
+    before, ref, after = refs.pack([init_val] * 3, larger_than=2**30)
+    # Its name and its line are those that the test gives and expects.
+    caller = sys._getframe(1)
+    ref._aval.origin.name = name
+    ref._aval.origin.site = Site(caller.f_code, caller.f_lineno)
+    NEIGHBOURS[ref] = before, after
+    return ref
+
+
+new_ref = refs.new_ref
+NEIGHBOURS = weakref.WeakKeyDictionary()
 
 
 def pytest_collection_modifyitems(config, items):

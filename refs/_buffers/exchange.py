@@ -63,7 +63,9 @@ from operator import itemgetter
 from typing import Any
 
 from refs._buffers.handles import check_native, is_ours
+from refs._buffers.parts import value_of
 from refs._buffers.records import (
+    Busy,
     Cell,
     check_may_wait,
     check_not_read,
@@ -84,14 +86,6 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
 
 _first = itemgetter(0)
 _ALL = slice(None)
-
-
-class Busy(Exception):
-    """A buffer isn't available now, and the exchange must be retried: nothing has changed.
-
-    Its cell is empty, since it is taken or its ref has ended; or it is being read; or it is
-    deleted.
-    """
 
 
 def exchange(
@@ -238,6 +232,11 @@ def end(ref: RefLike, how: str) -> Buffer:
     """Takes a ref's buffer away for good and returns it. Later uses raise errors that say `how`."""
 
     def take_away(held: list[Buffer]) -> tuple[list[Buffer], Buffer]:
+        if ref._part is not None:  # The others of its pack keep the buffer.
+            value = value_of(ref, held[0])
+            object.__setattr__(ref, "_end", how)
+            ref._part.pack.n_ended += 1
+            return held, value
         buffer = held[0]
         # One step in C: no interrupt sees a ref that has ended and still has its buffer.
         changes = (

@@ -21,6 +21,7 @@ from refs import _jax
 from refs._buffers.devices import check_devices
 from refs._buffers.exchange import Busy, call_reading, exchange_one, patiently
 from refs._buffers.handles import buffer_of, is_ours, sharding_of, update_native
+from refs._buffers.parts import Shape, part_of, reading_part, updating_part, with_start
 from refs._buffers.signals import deliver, without_interrupts
 from refs._indexing.index import Index
 from refs._indexing.values import fit, is_enabled
@@ -35,20 +36,25 @@ def read(
 ) -> jax.Array:
     """A copy of the indexed part: the handle's own buffer is never given away."""
     skeleton, operands = _split(ref, index)
-    return _read(ref, reader(skeleton, ref.dtype, out_sharding), operands)
+    return _read(ref, reader(skeleton, ref.dtype, out_sharding, _shape_of_part(ref)), operands)
 
 
 def update(ref: RefLike, index: Index, method: str, operand: Value) -> None:
     """`ref.at[index].<method>(operand)`."""
     skeleton, operands = _split(ref, index)
-    _update(ref, updater(ref, method, skeleton), operands, operand)
+    _update(ref, updater(ref, method, skeleton, _shape_of_part(ref)), operands, operand)
 
 
 def swap(ref: RefLike, index: Index, value: Value) -> jax.Array:
     """Overwrites the indexed part and returns its old value, as one atomic operation."""
     skeleton, operands = _split(ref, index)
-    old = _update(ref, updater(ref, "swap", skeleton), operands, value)
+    old = _update(ref, updater(ref, "swap", skeleton, _shape_of_part(ref)), operands, value)
     return _jax.wrap_keys(old, ref.dtype)
+
+
+def _shape_of_part(ref: RefLike) -> Shape | None:
+    """The shape of a packed ref: its kernels take a part of a buffer. None for any other ref."""
+    return None if part_of(ref) is None else ref._shape
 
 
 def _split(ref: RefLike, index: Index) -> tuple[Index, list[Value]]:
@@ -56,7 +62,9 @@ def _split(ref: RefLike, index: Index) -> tuple[Index, list[Value]]:
     return (index._replace(in_rows=True) if is_sharded else index).split()
 
 
-def _update(ref: RefLike, kernel: Callable[..., Any], *operands: Value) -> Any:
+def _update(
+    ref: RefLike, kernel: Callable[..., Any], operands: Sequence[Value] | np.ndarray, value: Value
+) -> Any:
     """Replaces a ref's buffer, which is donated, by the kernel's result; returns the rest of it.
 
     Raises:
@@ -65,17 +73,19 @@ def _update(ref: RefLike, kernel: Callable[..., Any], *operands: Value) -> Any:
     """
     try:
         if not is_ours(ref):
-            return _update_native(ref, kernel, operands)
+            return _update_native(ref, kernel, operands, value)
+        given = operands if ref._part is None else with_start(ref, operands)
         try:
-            return exchange_one(ref._cell, kernel, *operands)
+            return exchange_one(ref._cell, kernel, given, value)
         except Busy:
-            return patiently(lambda: exchange_one(ref._cell, kernel, *operands), [ref])
+            return patiently(lambda: exchange_one(ref._cell, kernel, given, value), [ref])
     except (RuntimeError, ValueError):
-        check_devices(ref, buffer_of(ref), operands)  # It also says so if the value was lost.
+        # It also says so if the value was lost.
+        check_devices(ref, buffer_of(ref), (operands, value))
         raise
 
 
-def _update_native(ref: RefLike, kernel: Callable[..., Any], operands: tuple[Value, ...]) -> Any:
+def _update_native(ref: RefLike, kernel: Callable[..., Any], *operands: Any) -> Any:
     try:
         [[buffer], rest] = kernel([buffer_of(ref)], *operands)
         update_native(ref, buffer)
@@ -89,10 +99,11 @@ def _read(
 ) -> jax.Array:
     if not is_ours(ref):
         return kernel(buffer_of(ref), operands)
+    given = operands if ref._part is None else with_start(ref, operands)
     try:
-        return call_reading(ref._cell, kernel, operands)
+        return call_reading(ref._cell, kernel, given)
     except Busy:
-        return patiently(lambda: call_reading(ref._cell, kernel, operands), read=[ref])
+        return patiently(lambda: call_reading(ref._cell, kernel, given), read=[ref])
     except (RuntimeError, ValueError):
         check_devices(ref, ref._buffer(), operands)  # It also says so if the value was lost.
         raise
@@ -103,27 +114,32 @@ def reader(
     skeleton: Index,
     dtype: DType,
     out_sharding: Sharding | jax.sharding.PartitionSpec | None = None,
+    part: Shape | None = None,
 ) -> Callable[..., jax.Array]:
-    """The kernel that copies the indexed part of a buffer: `kernel(buffer, index operands)`."""
+    """The kernel that copies the indexed part of a buffer: `kernel(buffer, index operands)`.
+
+    That of a packed ref, whose shape is `part`, is called `kernel(buffer, (start, operands))`.
+    """
 
     def read_kernel(x: jax.Array, operands: list[Value]) -> jax.Array:
         x = _jax.wrap_keys(x, dtype)
-        return skeleton.join(operands).read(x, out_sharding)
+        found = skeleton.join(operands).read(x, out_sharding)
+        return jnp.copy(found) if skeleton.is_whole else found
 
-    if skeleton.is_whole:
-        return jax.jit(lambda x, operands: jnp.copy(read_kernel(x, operands)))
-    return jax.jit(read_kernel)
+    return jax.jit(read_kernel if part is None else reading_part(read_kernel, part))
 
 
-def updater(ref: RefLike, method: str, skeleton: Index) -> Callable[..., Any]:
+def updater(
+    ref: RefLike, method: str, skeleton: Index, part: Shape | None = None
+) -> Callable[..., Any]:
     """The kernel that updates a ref's buffer: `kernel([buffer], index operands, operand)`.
 
     It returns `([new buffer], old part)`, for PRNG keys as bits; only a `swap` has an old part, and
     other methods have None. The buffer is donated, except while JAX looks for NaNs: then JAX may
-    run the kernel again.
+    run the kernel again. `part`: as for `reader`.
     """
     is_jitted, is_donated = not _jax.is_jit_disabled(), not _jax.looks_for_nans()
-    return _updater(method, skeleton, sharding_of(ref), ref.dtype, is_jitted, is_donated)
+    return _updater(method, skeleton, sharding_of(ref), ref.dtype, is_jitted, is_donated, part)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -134,30 +150,32 @@ def _updater(
     dtype: DType,
     is_jitted: bool,
     is_donated: bool,
+    part: Shape | None,
 ) -> Callable[..., Any]:
     def update_kernel(
         held: list[Buffer], operands: list[Value], value: Value
     ) -> tuple[list[Buffer], Value | None]:
-        index, old = skeleton.join(operands), _jax.wrap_keys(held[0], dtype)
-        part = _jax.unwrap_keys(index.read(old)) if method == "swap" else None
-        new = index.update(old, "set" if method == "swap" else method, value)
-        return [_jax.unwrap_keys(new)], part
+        index, x = skeleton.join(operands), _jax.wrap_keys(held[0], dtype)
+        old = _jax.unwrap_keys(index.read(x)) if method == "swap" else None
+        new = index.update(x, "set" if method == "swap" else method, value)
+        return [_jax.unwrap_keys(new)], old
 
     def op_by_op(
         held: list[Buffer], operands: list[Value], value: Value
     ) -> tuple[list[Buffer], Value | None]:
         # Without jit the update may return `value` itself, or lie where it does: so it is copied,
         # and moved to the ref's device.
-        [x], part = update_kernel(held, operands, value)
+        [x], old = kernel(held, operands, value)
         new = jnp.copy(x)
-        return [jax.device_put(new, held[0].sharding) if held[0].committed else new], part
+        return [jax.device_put(new, held[0].sharding) if held[0].committed else new], old
 
+    kernel = update_kernel if part is None else updating_part(update_kernel, part)
     if not is_jitted:
         return op_by_op
     donated = 0 if is_donated else ()
     shardings = None if sharding is None else (sharding, None)
     return without_interrupts(
-        jax.jit(update_kernel, donate_argnums=donated, keep_unused=True, out_shardings=shardings)
+        jax.jit(kernel, donate_argnums=donated, keep_unused=True, out_shardings=shardings)
     )
 
 
@@ -172,7 +190,7 @@ def try_read(ref: RefLike, idx: Indexer) -> jax.Array | None:
     if found is None:
         return None
     kinds, operands = found
-    return _read(ref, _quick_reader(ref._shape, kinds), operands)
+    return _read(ref, _quick_reader(ref._shape, kinds, ref._part is not None), operands)
 
 
 def try_update(ref: RefLike, idx: Indexer, method: str, value: Value) -> bool:
@@ -190,7 +208,7 @@ def try_update(ref: RefLike, idx: Indexer, method: str, value: Value) -> bool:
         is_scalar = value.shape == ()
     elif kind is not float or ref._dtype != np.float32:
         return False
-    kernel, shape = _quick_updater(method, ref._shape, kinds)
+    kernel, shape = _quick_updater(method, ref._shape, kinds, ref._part is not None)
     if not is_scalar and value.shape != shape:
         return False
     _update(ref, kernel, operands, value)
@@ -281,20 +299,25 @@ def skeleton_of(shape: tuple[int, ...], kinds: tuple[Any, ...]) -> Index:
     return Index.parse(tuple(map(like, kinds)), shape).split()[0]
 
 
+def _is_inside(kinds: tuple[Any, ...]) -> bool:
+    """Whether an index is known to be inside of the array: `_locate` looks at its numbers."""
+    return not any(type(kind) is tuple and kind[0] == "at" for kind in kinds)
+
+
 @functools.lru_cache(maxsize=4096)
-def _quick_reader(shape: tuple[int, ...], kinds: tuple[Any, ...]) -> Callable[..., jax.Array]:
+def _quick_reader(shape: Shape, kinds: tuple[Any, ...], is_part: bool) -> Callable[..., jax.Array]:
     skeleton = skeleton_of(shape, kinds)
 
     def read_kernel(x: jax.Array, numbers: list[Value] | jax.Array) -> jax.Array:
         part = skeleton.join(list(numbers)).read(x)
         return jnp.copy(part) if skeleton.is_whole else part
 
-    return jax.jit(read_kernel)
+    return jax.jit(reading_part(read_kernel, shape, _is_inside(kinds)) if is_part else read_kernel)
 
 
 @functools.lru_cache(maxsize=4096)
 def _quick_updater(
-    method: str, shape: tuple[int, ...], kinds: tuple[Any, ...]
+    method: str, shape: Shape, kinds: tuple[Any, ...], is_part: bool
 ) -> tuple[Callable[..., Any], tuple[int, ...]]:
     skeleton = skeleton_of(shape, kinds)
 
@@ -305,5 +328,6 @@ def _quick_updater(
         value = fit(value, skeleton.result_shape, x.dtype)
         return [skeleton.join(list(numbers)).update(x, method, value)], None
 
-    run = jax.jit(update_kernel, donate_argnums=0, keep_unused=True)
+    kernel = updating_part(update_kernel, shape, _is_inside(kinds)) if is_part else update_kernel
+    run = jax.jit(kernel, donate_argnums=0, keep_unused=True)
     return without_interrupts(run), skeleton.result_shape

@@ -23,6 +23,14 @@ from refs.errors import RefStateError
 Cell = list[Any]
 
 
+class Busy(Exception):
+    """A buffer isn't available now, and the exchange must be retried: nothing has changed.
+
+    Its cell is empty, since it is taken or its ref has ended; or it is being read; or it is
+    deleted.
+    """
+
+
 class Record(NamedTuple):
     """An exchange, a reader or a callback.
 

@@ -15,6 +15,7 @@ from refs._buffers.devices import check_devices
 from refs._buffers.exchange import Busy, exchange, patiently
 from refs._buffers.handles import buffer_of, is_ours, update_native
 from refs._buffers.kernels import reader, skeleton_of, updater
+from refs._buffers.parts import on_parts, part_of, value_of
 from refs._buffers.signals import defer
 from refs._indexing.values import fit
 from refs._types import Buffer, RefLike, Value
@@ -26,25 +27,46 @@ def exchange_refs(
     call: Callable[[list[Buffer], list[Buffer]], tuple[Sequence[Buffer], Any]],
     calls_back: bool = False,
     looked_at: Sequence[RefLike] = (),
+    objection: Callable[[Sequence[RefLike], Sequence[Buffer]], Any] | None = None,
 ) -> Any:
-    """An `exchange` over distinct handles, with `call(held, read_buffers)`.
+    """An `exchange` over distinct handles, with `call(held, read_buffers)`: the arrays of each.
 
     It is retried while a buffer isn't available, or if `call` itself raises Busy, because one of
-    the refs `looked_at` isn't.
+    the refs `looked_at` isn't. If `objection(written, buffers)`, of the buffers in their cells,
+    isn't None, `call` isn't called, and that is returned.
 
     Raises:
       RefStateError: if a ref has ended, or waiting for it would never end.
     """
+    given = [*written, *read]
+    has_parts = any(part_of(ref) is not None for ref in given)
 
     def attempt() -> Any:
-        cells, read_cells = [*map(_cell_of, written)], [*map(_cell_of, read)]
+        of_refs = [*map(_cell_of, given)]
+        # Packed refs share cells; for other refs these are just their cells, in order.
+        distinct = {id(cell): cell for cell in of_refs}
+        order = {key: k for k, key in enumerate(distinct)}
+        places = [order[id(cell)] for cell in of_refs]
+        cells = [*distinct.values()]
+        n = len({*places[: len(written)]})
+        before = [cells[k][0] if cells[k] else None for k in range(n)]
+        run = on_parts(written, read, places, call) if has_parts else call
+
+        def checked(held: list[Buffer], read_buffers: list[Buffer]) -> tuple[Any, Any]:
+            if objection is not None:
+                found = objection(written, [held[k] for k in places[: len(written)]])
+                if found is not None:
+                    return held, found
+            return run(held, read_buffers)
+
         read_buffers: list[Buffer] = []
-        before = [None if is_ours(r) else c[0] for r, c in zip(written, cells, strict=True)]
         try:
-            return exchange(cells, call, (read_buffers,), read_cells, read_buffers, calls_back)
+            return exchange(
+                cells[:n], checked, (read_buffers,), cells[n:], read_buffers, calls_back
+            )
         finally:
-            for ref, cell, old in zip(written, cells, before, strict=True):
-                _give_native(ref, cell, old)
+            for ref, k in zip(written, places, strict=False):
+                _give_native(ref, cells[k], before[k])
 
     return patiently(attempt, written, [*read, *looked_at])
 
@@ -72,19 +94,26 @@ def replaced(
     with its arguments. Either all refs get their new values or none does.
     """
 
-    def copied(held: list[Buffer], read_buffers: list[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
-        return held, _copies(read, read_buffers)
+    # The cells of packed refs may be taken for others: their values come with those.
+    taken = {id(ref._cell) for ref in written if is_ours(ref)}
+    beside = [ref for ref in read if is_ours(ref) and id(ref._cell) in taken]
+    apart = [ref for ref in read if ref not in beside]
 
-    def call(held: list[Buffer], _: list[Buffer]) -> tuple[list[Buffer], Any]:
+    def copied(held: list[Buffer], read_buffers: list[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
+        return held, _copies(apart, read_buffers, value_of)
+
+    def call(held: list[Buffer], values: list[Buffer]) -> tuple[list[Buffer], Any]:
         # A separate exchange, whose record as a reader is gone when `body` runs.
-        read_cells, read_buffers = [*map(_cell_of, read)], []  # type: ignore[var-annotated]
+        read_cells, read_buffers = [*map(_cell_of, apart)], []  # type: ignore[var-annotated]
         constants = exchange([], copied, (read_buffers,), read_cells, read_buffers)
-        run = functools.partial(body, _copies(written, held), constants)
+        known = dict(zip(map(id, [*beside, *apart]), [*values, *constants], strict=False))
+        run = functools.partial(body, _copies(written, held), [known[id(ref)] for ref in read])
         new, rest = _jax.finished(run) if calls_back else run()
         _overwrite(written, held, new)
         return held, rest
 
-    return exchange_refs(written, read if calls_back else [], call, calls_back, looked_at=read)
+    given = [*beside, *(apart if calls_back else [])]
+    return exchange_refs(written, given, call, calls_back, looked_at=read)
 
 
 def holding(refs: Sequence[RefLike], call: Callable[[], Any]) -> Any:
@@ -99,17 +128,14 @@ def replace(
 ) -> Any:
     """Gives distinct refs new values: all of them or none.
 
-    They get none if `objection(refs, buffers)`, for their old buffers, doesn't return None; its
-    result is returned.
+    They get none if there is an `objection`, as for `exchange_refs`; that is returned.
     """
 
-    def call(held: list[Buffer], _: list[Buffer]) -> tuple[list[Buffer], Any]:
-        found = objection(refs, held)
-        if found is None:
-            _overwrite(refs, held, values)
-        return held, found
+    def call(held: list[Buffer], _: list[Buffer]) -> tuple[list[Buffer], None]:
+        _overwrite(refs, held, values)
+        return held, None
 
-    return exchange_refs(refs, [], call) if refs else None
+    return exchange_refs(refs, [], call, objection=objection) if refs else None
 
 
 def _overwrite(refs: Sequence[RefLike], held: list[Buffer], values: Sequence[Value]) -> None:
@@ -127,10 +153,15 @@ def _overwrite(refs: Sequence[RefLike], held: list[Buffer], values: Sequence[Val
         held[k : k + 1], _ = run(held[k : k + 1], [], value)
 
 
-def _copies(refs: Sequence[RefLike], buffers: Sequence[Buffer]) -> list[Buffer]:
+def _copies(
+    refs: Sequence[RefLike],
+    buffers: Sequence[Buffer],
+    value_of: Callable[[RefLike, Buffer], Buffer] = lambda _, buffer: buffer,
+) -> list[Buffer]:
+    """Copies of the values of refs, from these buffers."""
     try:
         return [
-            reader(skeleton_of(ref.shape, ()), ref.dtype)(buffer, [])
+            reader(skeleton_of(ref.shape, ()), ref.dtype)(value_of(ref, buffer), [])
             for ref, buffer in zip(refs, buffers, strict=True)
         ]
     except (RuntimeError, ValueError):

@@ -1,4 +1,4 @@
-"""The handle `Ref`, and the functions that make and end refs.
+"""The handle `Ref`, and the functions that make refs. (Those that end them: `ending.py`.)
 
 Our handle *is* a `jax.Ref`: its own implementation (`_refs` is itself), holding one array. So
 `jax.jit`, `jax.vmap`, `jax.lax` loops and `jax.ref` functions take it. Its type, `RefType`, is
@@ -17,6 +17,7 @@ import numpy as np
 
 from refs import _jax
 from refs._buffers import exchange
+from refs._buffers.parts import Part, value_of
 from refs._handles import access, members
 from refs._handles.ref_type import RefType
 from refs._handles.view import ViewMaker
@@ -31,20 +32,26 @@ class _Fields(_jax.NativeRef):
     """The fields of a handle. They are set here, as `Ref` doesn't let attributes be set."""
 
     __slots__ = (
-        "_cell", "_device_cell", "_dtype", "_end", "_is_plain", "_lost", "_shape", "_sharding",
+        "_cell", "_device_cell", "_dtype", "_end", "_is_plain", "_lost", "_own_cell", "_part",
+        "_shape", "_sharding",
     )  # fmt: skip
     _aval: RefType
 
-    def __init__(self, aval: RefType, buf: jax.Array):
-        self._aval = aval
+    def __init__(self, aval: RefType, buf: jax.Array | None, part: Part | None = None):
+        self._aval, self._part = aval, part
         self._end: str | None = None
         self._lost: str | None = None
         # Constant, and read in each operation: attributes, as properties would be slower.
         self._shape, self._dtype = aval.shape, aval.dtype
+        if buf is None:
+            assert part is not None
+            self._sharding, self._is_plain, self._cell = None, True, part.base._cell
+            return
         self._sharding = mesh_sharding(buf.sharding)
         self._is_plain = self._sharding is None and not _jax.is_key(aval.dtype)
-        self._cell = [_jax.unwrap_keys(buf)]
-        # Programs for one device look up this name, which a ref on a mesh doesn't have.
+        # Programs look up these names: that for a cell which no other ref shares, and that for one
+        # on a single device. A packed ref has neither.
+        self._cell = self._own_cell = [_jax.unwrap_keys(buf)]
         if self._sharding is None:
             self._device_cell = self._cell
 
@@ -73,9 +80,9 @@ class Ref(_Fields):
         )
 
     @staticmethod
-    def _of(aval: RefType, buf: jax.Array) -> Ref:
-        """A handle on `buf`."""
-        made: Any = _Fields(aval, buf)
+    def _of(aval: RefType, buf: jax.Array | None, part: Part | None = None) -> Ref:
+        """A handle on `buf`, or on a part of another ref's buffer."""
+        made: Any = _Fields(aval, buf, part)
         made.__class__ = Ref  # Last: with `__setattr__`, setting fields takes ten times as long.
         return made
 
@@ -88,11 +95,23 @@ class Ref(_Fields):
 
     @property
     def _buf(self) -> jax.Array:
-        """The array that JAX looks up and may update: the current one."""
+        """The array that JAX looks up and may update: the current one; of a packed ref a copy."""
+        if self._part is not None:
+            copy: Any = self._reading(lambda buffer, _: value_of(self, buffer), None)
+            # JAX calls it when it has run a program that wrote the ref.
+            copy._replace_with = lambda new: access.set(self, ..., new)
+            return copy
         return _jax.wrap_keys(exchange.current_buffer(self), self._dtype)
 
+    def _reading(self, call: Any, operand: Any) -> Any:
+        """`call(buffer, operand)` on the array in the ref's cell."""
+        self._check()
+        return exchange.patiently(
+            lambda: exchange.call_reading(self._cell, call, operand), read=[self]
+        )
+
     def _buffer(self) -> jax.Array:
-        """The current array; the next write may delete it."""
+        """The current array in the ref's cell; the next write may delete it."""
         while True:
             buffer = exchange.current_buffer(self)
             if not buffer.is_deleted():
@@ -104,9 +123,10 @@ class Ref(_Fields):
         cell = self._refs._cell
         buffer = cell[0] if cell else None  # An empty cell: a call is running.
         if buffer is not None and buffer.is_deleted() and cell and cell[0] is buffer:
+            lost = self._lost if self._part is None else self._part.base._lost
             raise RefStateError(
                 f"use of {access.describe(self)}, whose value was lost"
-                f"{self._lost or ': its buffer was donated by hand'}. Keep a checkpoint, "
+                f"{lost or ': its buffer was donated by hand'}. Keep a checkpoint, "
                 "`ref[...]`, where a step can fail"
             )
 
@@ -137,6 +157,13 @@ class Ref(_Fields):
         access.set(self, as_tuple(idx), value)
 
     __delitem__ = members.refuse_deletion
+
+    def unsafe_buffer_pointer(self) -> int:
+        """The address of the ref's memory, as of an array."""
+        if self._part is None:
+            return exchange.current_buffer(self._refs).unsafe_buffer_pointer()
+        start = self._part.start * self._dtype.itemsize
+        return exchange.current_buffer(self._refs).unsafe_buffer_pointer() + start
 
     if TYPE_CHECKING:
         # JAX's class and the ref's type have these at run time.
@@ -200,10 +227,11 @@ class Ref(_Fields):
             return np.array(self[...], dtype)
         # Without JAX: when a signal handler reads, JAX itself may have been interrupted.
         # A copy: on some versions a view cached in the array blocks the next donation.
-        self._check()
-        return exchange.patiently(
-            lambda: exchange.call_reading(self._cell, np.array, dtype), read=[self]
-        )
+        if self._part is None:
+            return self._reading(np.array, dtype)
+        start, size = self._part.start, self.size
+        part = self._reading(np.array, None)[start : start + size]
+        return part.reshape(self._shape).astype(dtype or self._dtype)
 
     def __reduce__(self) -> Any:
         value = self[...]
@@ -219,7 +247,11 @@ def _unpickled(value: np.ndarray | jax.Array, name: str | None) -> Ref:
         return new_ref(value, name=name)
 
 
-_jax.register_handle(Ref, lambda handles: [_jax.wrap_keys(h._buffer(), h._dtype) for h in handles])
+def _array_for_jax(ref: Ref) -> jax.Array:
+    return ref._buf if ref._part is not None else _jax.wrap_keys(ref._buffer(), ref._dtype)
+
+
+_jax.register_handle(Ref, lambda handles: [*map(_array_for_jax, handles)])
 
 
 def new_ref(
@@ -263,7 +295,7 @@ def new_ref(
             "`refs.new_ref(other[...])`"
         )
     origin = Origin(name, user_site())
-    init_val = _as_array(init_val)
+    init_val = as_array(init_val)
     pinned = {"pin": True} if pin else {}
     if pin and (_jax.at_top_level() or not _jax.can_pin):
         where = "outside of a traced function" if _jax.can_pin else f"with JAX {jax.__version__}"
@@ -282,7 +314,7 @@ def new_ref(
             _jax.AbstractRef(_jax.typeof(init_val), memory_space, kind),
             _jax.commit(init_val),
         )
-    return Ref._of(_strong(aval, origin), buf)
+    return Ref._of(strong_type(aval, origin), buf)
 
 
 def empty_ref(ty: Any, memory_space: Any = None, *, name: str | None = None) -> Ref:
@@ -319,66 +351,17 @@ for _name in ("copy", "deepcopy"):
     setattr(RefType, f"_{_name}", lambda aval, tracer, *memo: _copied(tracer))
 
 
-def freeze(ref: RefLike) -> jax.Array:
-    """Ends a ref and returns its value, without a copy.
-
-    Raises:
-      RefStateError: if the ref has ended already, or outlives the trace in which it is frozen.
-
-    >>> r = refs.new_ref(jnp.arange(2))
-    >>> refs.freeze(r)
-    Array([0, 1], dtype=int32)
-    >>> r[...]
-    Traceback (most recent call last):
-    refs.errors.RefStateError: use of a ref (created at ...), which was frozen at ...
-    """
-    access.check_ref(ref, "freeze")
-    if isinstance(ref, _jax.Tracer):
-        return _jax.freeze(ref)  # type: ignore[arg-type]
-    _check_not_tracing(ref, "freeze")
-    return _end(ref, "was frozen") if isinstance(ref, Ref) else _jax.freeze(ref)
-
-
-def free_ref(ref: RefLike) -> None:
-    """Ends a ref and frees its memory.
-
-    Raises:
-      RefStateError: if the ref has ended already, or outlives the trace in which it is freed.
-    """
-    access.check_ref(ref, "free_ref")
-    if isinstance(ref, _jax.Tracer):
-        _jax.free_ref(ref)  # type: ignore[arg-type]
-        return
-    _check_not_tracing(ref, "free_ref")
-    buffer = _end(ref, "was freed") if isinstance(ref, Ref) else _jax.native_buffer(ref)
-    if buffer.is_deleted():
-        raise RefStateError(f"free_ref of {access.describe(ref)}, which has ended already")
-    buffer.delete()
-
-
-def _check_not_tracing(ref: RefLike, doing: str) -> None:
-    if not _jax.at_top_level():
-        raise RefStateError(
-            f"{doing} of {access.describe(ref)} inside a traced function, which would end it "
-            f"once, when tracing, and not in each call: {doing} it outside, or read `ref[...]`"
-        )
-
-
-def _end(ref: Ref, how: str) -> jax.Array:
-    site = user_site()
-    return _jax.wrap_keys(exchange.end(ref, f"{how} at {site}" if site else how), ref._dtype)
-
-
 def _adopt(ref: RefLike, origin: Origin) -> RefLike:
     """Gives a ref that JAX has made in a trace our type, with its origin."""
     return _jax.retype(ref, lambda aval: RefType.of(aval, origin))
 
 
-def _strong(aval: Aval, origin: Origin) -> RefType:
+def strong_type(aval: Aval, origin: Origin) -> RefType:
     return RefType(aval.inner_aval.update(weak_type=False), aval.memory_space, aval.kind, origin)
 
 
-def _as_array(x: Value) -> Value:
+def as_array(x: Value) -> Value:
+    """What a ref is to hold, as a strongly typed array. Raises a RefTypeError if it is none."""
     if getattr(x, "dtype", None) == jax.dtypes.float0:
         raise RefTypeError(
             "new_ref of an array of dtype float0, which holds no numbers: it stands for a "

@@ -67,26 +67,44 @@ def _overwrites(jaxpr: Jaxpr) -> bool:
 
 
 def _flatten(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
+    return inline(
+        jaxpr, is_worth_it, lambda eqn: map_jaxprs(eqn, lambda inner: flatten(inner, known))
+    ).close()
+
+
+def inline(
+    jaxpr: Jaxpr,
+    is_wanted: Callable[[Jaxpr], bool],
+    within: Callable[[Eqn], Eqn] = lambda eqn: eqn,
+) -> Body:
+    """The equations of a jaxpr; of calls of wanted jaxprs those of the jaxpr.
+
+    Other equations are mapped by `within`.
+    """
     body = Body(jaxpr)
     body.eqns = []
     names: dict[Any, Atom] = {}
-    _append(body, jaxpr.eqns, names, known)
+    _append(body, jaxpr.eqns, names, is_wanted, within)
     body.outvars = renamed(body.outvars, names)
-    return body.close()
+    return body
 
 
 def _append(
     body: Body,
     eqns: Sequence[Eqn],
     names: dict[Any, Atom],
-    known: dict[int, tuple[Jaxpr, Jaxpr]],
+    is_wanted: Callable[[Jaxpr], bool],
+    within: Callable[[Eqn], Eqn],
 ) -> None:
-    """Appends equations, with variables renamed by `names` and calls inlined; extends `names`."""
+    """Appends equations, with variables renamed by `names`, which it extends.
+
+    Calls of wanted jaxprs are inlined, and other equations are mapped by `within`.
+    """
     for eqn in eqns:
         eqn = substitute(eqn, names)
         called = _inlined(eqn)
-        if called is None or not is_worth_it(called) or len(body.eqns) > LONGEST:
-            eqn = map_jaxprs(eqn, lambda inner: flatten(inner, known))
+        if called is None or not is_wanted(called) or len(body.eqns) > LONGEST:
+            eqn = within(eqn)
             outvars = [_jax.new_var(v.aval) for v in eqn.outvars]
             body.eqns.append(eqn.replace(outvars=outvars))
         else:
@@ -95,7 +113,9 @@ def _append(
             name = eqn.primitive.name
             if "name" in eqn.params:
                 name += f"({eqn.params['name']})"
-            _append(body, [_jax.called_by(e, eqn, name) for e in called.eqns], inner, known)
+            _append(
+                body, [_jax.called_by(e, eqn, name) for e in called.eqns], inner, is_wanted, within
+            )
             outvars = renamed(called.outvars, inner)
         names.update(zip(eqn.outvars, outvars, strict=True))
 

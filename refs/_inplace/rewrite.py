@@ -1,6 +1,7 @@
 """The pass: it turns a pure jaxpr into one that XLA runs in place.
 
-Its stages, each in a file of its own, from the innermost jaxpr outwards but for the first four:
+Its stages, each in a file of its own, from the innermost jaxpr outwards but for the first four and
+the last. Before them, `alike` does at once what is done alike to parts of a buffer.
 
 0. `flatten`: calls are inlined where there is something to order in them.
 1. `predicate`, on CPUs: what one branch writes, and another one reads, is written after them.
@@ -12,12 +13,14 @@ Its stages, each in a file of its own, from the innermost jaxpr outwards but for
 7. `whole`: what is read from a buffer that is overwritten as a whole is read before.
 8. `order`: the readers of a buffer come before its update.
 9. `fences`: what XLA would read again after the update passes through a fence.
+10. `starts`, on one CPU: many slices of one buffer become equal for XLA.
 """
 
 from __future__ import annotations
 
 from refs import _jax
 from refs._inplace.accumulate import accumulate
+from refs._inplace.alike import do_alike_at_once
 from refs._inplace.body import Body
 from refs._inplace.branches import split_branches
 from refs._inplace.fences import put_fences
@@ -27,6 +30,7 @@ from refs._inplace.order import order
 from refs._inplace.predicate import predicate
 from refs._inplace.scatters import loop_over_small_scatters
 from refs._inplace.sharded import in_rows
+from refs._inplace.starts import hide_starts
 from refs._inplace.whole import fence_reads_of_whole
 from refs._types import Jaxpr
 
@@ -49,14 +53,15 @@ def rewrite(jaxpr: Jaxpr, on_cpu: bool = True, on_several: bool = False) -> Jaxp
         jaxpr = needed
     if _is_sharded(jaxpr):
         return jaxpr
-    jaxpr = flatten(jaxpr, {})
+    jaxpr = flatten(do_alike_at_once(jaxpr), {})
     if on_cpu:
         jaxpr = predicate(jaxpr, {})
     if on_several:
         jaxpr = in_rows(jaxpr, {})
     elif on_cpu and is_worth_it(jaxpr):
         jaxpr = slice_small_gathers(jaxpr, {})
-    return _rewrite(jaxpr, on_cpu, on_several, {})
+    jaxpr = _rewrite(jaxpr, on_cpu, on_several, {})
+    return hide_starts(jaxpr) if on_cpu and not on_several else jaxpr
 
 
 def _is_sharded(jaxpr: Jaxpr) -> bool:

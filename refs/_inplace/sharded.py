@@ -21,10 +21,11 @@ from refs._inplace.body import (
     is_var,
     is_zeros,
     replaced,
+    shape,
     size,
 )
 from refs._inplace.flatten import map_inner
-from refs._types import Atom, Aval, Eqn, Jaxpr, Value
+from refs._types import Atom, Eqn, Jaxpr, Value
 
 
 def in_rows(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
@@ -63,7 +64,7 @@ class _Blocks:
         flag: list[Atom] = []
         if select is not None:
             which, old, *new = select.invars
-            if _shape(which) == () and len(new) == 1 and self._is_there(old, eqn):
+            if shape(which) == () and len(new) == 1 and self._is_there(old, eqn):
                 flag, [value] = [which], new
         total = self._maker(value)
         if total is not None and is_add(total):
@@ -81,7 +82,7 @@ class _Blocks:
         read = self._maker(atom, lax.dynamic_slice_p)
         return (
             read is not None
-            and _shape(atom) == _shape(value)
+            and shape(atom) == shape(value)
             and all(map(is_same, read.invars, (x, *starts)))
         )
 
@@ -102,8 +103,3 @@ def _write_rows_if(x: Value, flag: Value, value: Value, *starts: Value) -> Value
 
 def _add_rows_if(x: Value, flag: Value, value: Value, *starts: Value) -> Value:
     return add_rows(x, value, *starts, flag=flag)
-
-
-def _shape(atom: Atom) -> tuple[int, ...]:
-    aval: Aval = atom.aval
-    return aval.shape

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any
 
+from refs._buffers.parts import part_of
 from refs._handles.ref import Ref
+from refs._jit.packing import Packing, same_packs
+from refs._jit.picking import RefsDiffer, picker
 from refs._tracing.trace import Call, ref_type
 from refs._transactions.transaction import Transaction, links_of
 from refs._types import Aval, RefLike, Value
-
-
-class RefsDiffer(Exception):
-    """A call's refs are of other types than a program's, or have other aliases.
-
-    An alias is a ref that is passed twice, or that the function also closes over.
-    """
 
 
 class Arguments:
@@ -27,11 +22,14 @@ class Arguments:
       ref_places: for each leaf: which of the distinct refs it is, or None for an array.
       ref_leaves: for each distinct ref: the position of its first leaf.
       undonated, donated: the positions of the arrays that the user doesn't donate, and does.
-      is_bare: whether the leaves are just the refs that are written, each once, in order.
-      reads: whether there are refs that a call only reads.
-      written_of, read_of: functions that pick, from the leaves of a call, the refs that it writes,
-        and those that it only reads. The first raises RefsDiffer where refs have other aliases than
-        in this program, or untouched ones are of other types.
+      packing: where the refs' values are among the operands.
+      is_bare: whether the leaves are just the refs that are written, each once, in order, and have
+        buffers of their own.
+      reads: whether there are operands that a call only reads.
+      written_of, read_of: functions that pick, from the leaves of a call, the refs whose buffers
+        are the operands, those that it writes and those that it only reads. The first raises
+        RefsDiffer where refs have other aliases than in this program, or untouched ones are of
+        other types.
       undonated_of, donated_of: functions that pick those arrays.
     """
 
@@ -52,26 +50,39 @@ class Arguments:
         linked = [(place[i], k) for i, k in enumerate(t.links) if k is not None]
         touched = {s.argument for s in (*t.written, *t.read)}
         idle = [(place[i], ref_type(r)) for i, r in enumerate(call.refs) if i not in touched]
-        self.written_of = self._picker_of_refs(t.written)
-        if repeated or linked or idle:
-            pick, outers = self.written_of, t.program.refs
+        outers = t.program.refs
 
-            def checked(flat: list[Any]) -> Sequence[RefLike]:
-                if (
-                    all(flat[i] is flat[j] for i, j in repeated)
-                    and all(flat[i] is outers[k] for i, k in linked)
-                    and all(_is_like(flat[i], kind) for i, kind in idle)
-                ):
-                    return pick(flat)
+        def check(flat: list[Any]) -> None:
+            if not (
+                all(flat[i] is flat[j] for i, j in repeated)
+                and all(flat[i] is outers[k] for i, k in linked)
+                and all(_is_like(flat[i], kind) for i, kind in idle)
+            ):
                 raise RefsDiffer
 
-            self.written_of = checked
-        self.read_of, self.reads = self._picker_of_refs(t.read), bool(t.read)
+        has_more = bool(repeated or linked or idle)
+        slots = t.written, t.read
+        refs = [t.refs(of_kind, call.refs) for of_kind in slots]
+        written, read = refs
+        leaf_of = {id(ref): place[i] for i, ref in enumerate(call.refs)}
+        self.packing = Packing(written, read, leaf_of)
+        self._same_packs = same_packs([*call.refs, *outers])
+        self._refs_of = [*map(self._picker_of_refs, slots)]
+        alone = [
+            [s for s, ref in zip(of_kind, found, strict=True) if part_of(ref) is None]
+            for of_kind, found in zip(slots, refs, strict=True)
+        ]
+        self.written_of, self.read_of = map(self._picker_of_refs, alone)
+        if self.packing.selections:
+            self._pick_bases()
+        if has_more:
+            self.written_of = _after(check, self.written_of)
+        self.reads = bool(t.read)
         arrays = [k for k, number in enumerate(call.ref_places) if number is None]
         self.undonated = [k for k in arrays if not donated[k]]
         self.donated = [k for k in arrays if donated[k]]
-        self.undonated_of, self.donated_of = _picker(self.undonated), _picker(self.donated)
-        self.is_bare = not (repeated or linked or idle or arrays or t.read) and [
+        self.undonated_of, self.donated_of = picker(self.undonated), picker(self.donated)
+        self.is_bare = not (has_more or arrays or t.read or self.packing.selections) and [
             s.argument for s in t.written
         ] == [*range(len(call.ref_places))]
 
@@ -81,16 +92,31 @@ class Arguments:
         places = [self.ref_leaves[s.argument] for s in slots if s.argument is not None]
         if not places:
             return lambda flat: outers
-        pick = _picker(places)
+        pick = picker(places)
         return (lambda flat: [*pick(flat), *outers]) if outers else pick
+
+    def _pick_bases(self) -> None:
+        """Makes `written_of` and `read_of` return the bases of packs before the other refs."""
+        selections, written, read = self.packing.selections, self.written_of, self.read_of
+
+        def written_of(flat: list[Any]) -> list[RefLike]:
+            packs = [(s.written, s.checked_pack(flat)) for s in selections]
+            return [*(pack.bases[k] for numbers, pack in packs for k in numbers), *written(flat)]
+
+        def read_of(flat: list[Any]) -> list[RefLike]:
+            packs = [(s.read, s.pack(flat)) for s in selections]
+            return [*(pack.bases[k] for numbers, pack in packs for k in numbers), *read(flat)]
+
+        self.written_of, self.read_of = written_of, read_of
 
     def refs_of(self, flat: list[Any]) -> list[RefLike]:
         """The refs that a call with these leaves touches."""
-        return [*self.written_of(flat), *self.read_of(flat)]
+        return [ref for pick in self._refs_of for ref in pick(flat)]
 
     def fit(self, call: Call) -> bool:
         """Whether the refs of a call have the same aliases as in this program."""
         same = self.ref_places == call.ref_places
+        same &= self._same_packs == same_packs([*call.refs, *self._outers])
         return same and self._links == links_of(call.refs, self._outers)
 
     def check_alike(self, flat: list[Any]) -> None:
@@ -102,21 +128,22 @@ class Arguments:
         Raises:
           RefsDiffer: if the refs don't fit this program.
         """
-        refs = self.refs_of(flat)
+        refs = [*self.written_of(flat), *self.read_of(flat)]
         if len({*map(id, refs)}) < len(refs) or not all(
-            type(r) is Ref and r._end is None and r._sharding is None for r in refs
+            type(r) is Ref and r._end is None and r._sharding is None and r._part is None
+            for r in refs
         ):
             raise RefsDiffer
 
 
-def _picker(places: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
-    """A function that picks the items at these positions of a list, as a list or a tuple."""
-    places = list(places)
-    if not places:
-        return lambda flat: ()
-    if places == list(range(places[0], places[-1] + 1)):
-        return itemgetter(slice(places[0], places[-1] + 1))
-    return itemgetter(*places)
+def _after(
+    check: Callable[[list[Any]], None], pick: Callable[[list[Any]], Sequence[Any]]
+) -> Callable[[list[Any]], Sequence[Any]]:
+    def checked(flat: list[Any]) -> Sequence[Any]:
+        check(flat)
+        return pick(flat)
+
+    return checked
 
 
 def _is_like(x: Value, kind: Aval) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from refs import _jax
 from refs._buffers.exchange import Busy, wait
-from refs._jit.arguments import RefsDiffer
+from refs._jit.picking import RefsDiffer
 from refs._jit.ways import RETRY
 from refs._types import PyTreeDef
 

@@ -28,10 +28,10 @@ class Entry:
       is_plain: False; a `Plain` has True.
       transaction, name: the traced function, and the name of the user's.
       arguments, executable: the positions of its arguments, and the compiled function.
-      shardings: those of the written refs, None if all are on a single device.
+      shardings: those of the buffers that are written, None if all are on a single device.
       can_fail: whether the program can fail while it runs, and values would be lost then; if it
         writes no refs, whether it calls a callback.
-      copied: positions of the written refs that a call keeps copies of, if it can fail.
+      copied: positions of the written buffers that a call keeps copies of, if it can fail.
       is_careful: whether each call is a careful one: it can fail, or touches a handle of JAX's.
       is_direct: whether the rest that the executable returns is the function's result as it is.
       is_alone: whether the function has no other form. Only then is `flatten` tried at once: on
@@ -64,10 +64,15 @@ class Entry:
         self.effectful_jaxpr = t.traced.jaxpr
         self.in_tree, self.flatten = call.tree, call.tree.flatten_up_to
         written, read = t.refs(t.written, call.refs), t.refs(t.read, call.refs)
+        self.arguments = Arguments(t, call, donated)
+        packing = self.arguments.packing
         self.can_fail = can_fail(t.traced.jaxpr) if written else calls_host(t.traced.jaxpr)
-        self.copied = self._copied(written) if self.can_fail else []
+        is_copied = self._are_copied(written) if self.can_fail else [False] * len(written)
+        is_copied = packing.per_operand([self.can_fail] * len(packing.bases), is_copied)
+        self.copied = [k for k, flag in enumerate(is_copied) if flag]
         self.is_careful = self.can_fail or not all(map(is_ours, (*written, *read)))
-        shardings = [sharding_of(r) for r in written]
+        of_slots = [sharding_of(r) for r in written]
+        shardings = packing.per_operand([None] * len(packing.bases), of_slots)
         self.shardings = shardings if any(s is not None for s in shardings) else None
         self.is_direct = (
             options.out_shardings is None
@@ -75,13 +80,12 @@ class Entry:
             and not any(_jax.is_key(dtype_of(a)) for a in t.traced.jaxpr.out_avals)
             and _is_built_in(t.traced.out_tree)
         )
-        self.arguments = Arguments(t, call, donated)
         self.executable = Executable(
             t, name, self.arguments, call, options, self.is_direct, self.can_fail
         )
         self._is_compiled, self._compiles_once = False, not options.compiler_options
 
-    def _copied(self, written: Sequence[RefLike]) -> list[int]:
+    def _are_copied(self, written: Sequence[RefLike]) -> list[bool]:
         t = self.transaction
         inputs = t.traced.jaxpr.jaxpr.invars
         keys = [
@@ -90,7 +94,7 @@ class Entry:
         ]
         refs = dict(zip(keys, written, strict=True)) if all(map(is_ours, written)) else {}
         left_out = uncopied(t.traced.jaxpr, refs)
-        return [k for k, key in enumerate(keys) if key not in left_out]
+        return [key not in left_out for key in keys]
 
     def fits(self, call: Call) -> bool:
         """Whether the refs of a call have the same aliases as in this program."""

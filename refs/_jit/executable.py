@@ -52,9 +52,10 @@ def _before_python() -> None:
 def donated_operands(arguments: Arguments, is_debugging: bool = False) -> tuple[int, ...]:
     """The positions of the donated operands in `(state, constants, undonated, donated)`.
 
-    The state is the values of the refs in `Transaction.written`. The last operand is the arrays
-    that the user donates with `donate_argnums` and `donate_argnames`. While JAX looks for NaNs
-    (`is_debugging`) nothing is donated: JAX then runs a program that has made some a second time.
+    The state is the buffers of written refs, and of packs with written refs in them (`packing`).
+    The last operand is the arrays that the user donates with `donate_argnums` and
+    `donate_argnames`. While JAX looks for NaNs (`is_debugging`) nothing is donated: JAX then runs a
+    program that has made some a second time.
 
     This is for `refs.jit`. Kernels of eager operations donate their buffer (`_buffers.kernels`),
     loops at top level theirs (`_transactions.calls`), and callbacks there (`_callbacks.eager`).
@@ -67,9 +68,9 @@ def donated_operands(arguments: Arguments, is_debugging: bool = False) -> tuple[
 class Executable:
     """A traced function under `jax.jit`.
 
-    It takes `(state, constants, undonated, donated)`, sequences of arrays: the values of written
-    refs, those of refs that are only read, and the other arguments; the state only, if the
-    arguments are bare. It returns `(new state, rest)`: state comes first, since XLA gives an alias
+    It takes `(state, constants, undonated, donated)`, sequences of arrays: the buffers that are
+    written, those that are only read, and the other arguments; the state only, if the arguments are
+    bare. It returns `(new state, rest)`: state comes first, since XLA gives an alias
     to the first output that fits. Arrays of PRNG keys go in and out as bits.
 
     Attributes:
@@ -118,17 +119,21 @@ class Executable:
             leaves = [given[order[k]] for k in arrays]
             return call_in_place(run, state, constants, leaves)
 
+        packing = arguments.packing
+
         def run(
-            state: Sequence[Value], constants: Sequence[Value], leaves: Sequence[Value]
+            buffers: Sequence[Value], constants: Sequence[Value], leaves: Sequence[Value]
         ) -> tuple[list[Value], PyTree]:
+            state, constants = packing.split(buffers, constants)
             state = [_jax.wrap_keys(x, dtypes[s]) for x, s in zip(state, t.written, strict=True)]
             constants = [
                 _jax.wrap_keys(x, dtypes[s]) for x, s in zip(constants, t.read, strict=True)
             ]
-            state, rest = t.run(state, constants, leaves, is_program=True)
+            state, rest = t.run(state, constants, leaves, numbers=packing.numbers)
+            new = packing.joined(buffers, [*map(_jax.unwrap_keys, state)])
             if is_direct:
-                return list(map(_jax.unwrap_keys, state)), t.traced.out_tree.unflatten(rest[0])
-            return jax.tree.map(_jax.unwrap_keys, (state, rest))
+                return new, t.traced.out_tree.unflatten(rest[0])
+            return new, jax.tree.map(_jax.unwrap_keys, rest)
 
         pure.__name__ = pure.__qualname__ = name
         keywords = {
@@ -172,7 +177,9 @@ def _shardings(
         if not arguments.is_bare:
             of_arrays = arguments.undonated_of(flat), arguments.donated_of(flat)
             found["in_shardings"] = (None, None, *of_arrays)
-    state = [sharding_of(r) for r in t.refs(t.written, call.refs)]
+    packing = arguments.packing
+    of_slots = [sharding_of(r) for r in t.refs(t.written, call.refs)]
+    state = packing.per_operand([None] * len(packing.bases), of_slots)
     shardings = state if any(s is not None for s in state) else None
     if options.out_shardings is not None:
         flat = shardings_of_result(options.out_shardings, t.traced.out_tree)

@@ -13,6 +13,7 @@ import jax
 
 from refs import _jax
 from refs._buffers.handles import is_ours, sharding_of
+from refs._buffers.parts import part_of
 from refs._handles.access import check_ref
 from refs._handles.predicates import is_ref
 from refs._handles.ref import Ref
@@ -360,7 +361,11 @@ def _forget(instances: dict[int, Any], key: int, _: Any) -> None:
 
 
 def _kind_of(leaf: Any) -> Any:
-    return (ref_type(leaf), sharding_of(leaf), is_ours(leaf)) if is_ref(leaf) else type_of(leaf)
+    if not is_ref(leaf):
+        return type_of(leaf)
+    part = part_of(leaf)
+    place = part and (part.pack.layout, part.number)
+    return ref_type(leaf), sharding_of(leaf), is_ours(leaf), place
 
 
 def _quick_key(static: Static | None, tree: PyTreeDef, flat: list[Any]) -> tuple[Any, ...]:

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 
 from refs import _jax
+from refs._buffers.parts import part_of
+from refs._handles.predicates import is_ref
 from refs._jit.ways import carefully
 from refs._origin import UNKNOWN
 from refs._types import Aval
@@ -82,22 +84,26 @@ class Lowered(_Stage):
     """A lowered function over refs.
 
     Attributes:
-      written: the origins (names and creation sites) of the refs that are written; their values
-        are the first parameters of the program, in this order.
+      written: the origins (names and creation sites) of the refs that are written, or of the packs
+        that they lie in; their buffers are the first parameters of the program, in this order.
       is_plain: whether the function touches no refs but its own: then it is JAX's.
     """
 
     def __init__(self, entry: Any, of_jax: Any, known: _Known):
         super().__init__(entry, of_jax, known)
         self.is_plain = entry.is_plain
-        self.written = [] if entry.is_plain else [s.origin for s in entry.transaction.written]
+        self.written = []
+        if not entry.is_plain:
+            packing, slots = entry.arguments.packing, entry.transaction.written
+            self.written = packing.per_operand(packing.bases, [s.origin for s in slots])
 
     def described(self, arguments: Sequence[str]) -> list[str]:
-        """What each written ref is, given that of the distinct refs among the arguments."""
-        return [
-            s.origin.describe() if s.argument is None else arguments[int(s.argument)]
-            for s in self._entry.transaction.written
+        """What is written, given what the distinct refs among the arguments are."""
+        packing, slots = self._entry.arguments.packing, self._entry.transaction.written
+        of_slots = [
+            s.origin.describe() if s.argument is None else arguments[int(s.argument)] for s in slots
         ]
+        return packing.per_operand([base.describe() for base in packing.bases], of_slots)
 
     def compile(self, compiler_options: dict[str, Any] | None = None, **keywords: Any) -> Compiled:
         """Compiles for the devices that the refs are on."""
@@ -116,9 +122,15 @@ class Compiled(_Stage):
             raise RefTypeError(
                 "a compiled function was called with arguments of other types, or other aliases "
                 "among its refs, than it was compiled for, or with static ones, which it has "
-                f"already{self._differences(args, kwargs)}"
+                f"already{self._packed(flat)}{self._differences(args, kwargs)}"
             )
         return carefully(entry, flat, self.of_jax)
+
+    def _packed(self, flat: list[Any]) -> str:
+        is_packed = self._entry.arguments.packing.selections
+        if is_packed or any(is_ref(x) and part_of(x) is not None for x in flat):
+            return " (refs of a pack are of other types than others: compile it for such a pack)"
+        return ""
 
     def _differences(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The arguments of other types, each in a line of its own."""

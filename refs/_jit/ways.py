@@ -26,16 +26,16 @@ from refs._buffers.exchange import Busy, exchange, exchange_one
 from refs._buffers.several import exchange_refs
 from refs._buffers.signals import defer
 from refs._callbacks.failure import failure_of, raise_failure
-from refs._jit.arguments import RefsDiffer
 from refs._jit.entry import Entry
 from refs._jit.executable import TypesDiffer, before_python
+from refs._jit.picking import RefsDiffer
 from refs._types import Buffer, PyTree, Value
 
 # Raised when a call must be retried: with another compiled form (RefsDiffer, TypesDiffer), or once
 # the buffers are free (Busy).
 RETRY = (Busy, RefsDiffer, TypesDiffer)
 
-_get_cell = attrgetter("_cell")
+_get_cell = attrgetter("_own_cell")
 _get_device_cell = attrgetter("_device_cell")
 _get_sharding = attrgetter("_sharding")
 

@@ -42,6 +42,15 @@ declare(*_jax.cast_primitives, moves=STAYS)
 declare(lax.axis_index_p, lax.all_to_all_p, lax.ppermute_p, _jax.reduce_scatter_p, lanes="differ")
 declare(lax.psum_p, lax.pmax_p, lax.pmin_p, lax.all_gather_p, lanes="agree")
 
+# Operations on elements.
+_ELEMENTWISE = """
+    abs acos acosh add and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy cos
+    cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma
+    log log1p logistic lt max min mul ne neg nextafter not or pow rem round rsqrt select_n
+    shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor
+"""
+declare(*(getattr(lax, f"{name}_p") for name in _ELEMENTWISE.split()), elementwise=True)
+
 # For the in-place pass.
 _SCATTERS = (
     *(lax.scatter_p, lax.scatter_add_p, lax.scatter_sub_p),

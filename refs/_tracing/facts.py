@@ -61,6 +61,7 @@ class Facts:
         puts an array into a larger one of zeros.
       carries: the operands that its first outputs continue, in the same memory: the position of the
         first, and how many.
+      elementwise: whether each element of its result is made of those in its place of operands.
       is_computed_once: whether XLA gives its result memory of its own, and never repeats it.
       can_fail: whether running it may raise. None: its name decides.
     """
@@ -76,6 +77,7 @@ class Facts:
     lanes: Literal["differ", "agree"] | None = None
     in_place: Literal["update", "add", "read", "deposit"] | None = None
     carries: Callable[[Eqn], tuple[int, int]] | None = None
+    elementwise: bool = False
     is_computed_once: bool = False
     can_fail: bool | None = None
 

@@ -152,21 +152,21 @@ class Transaction:
         constants: Sequence[Value],
         leaves: Sequence[Value],
         targets: Sequence[RefLike] | None = None,
-        is_program: bool = False,
+        numbers: Sequence[int | None] | None = None,
         captured: Sequence[Value] | None = None,
     ) -> tuple[list[Value], tuple[list[Value], list[Value]]]:
         """The pure function: (new state, (array outputs, final values of new refs)).
 
         State comes first among the outputs: XLA gives an alias to the first output that fits.
         `targets` are the ref arguments of the call, if it is to be differentiated: the backward
-        rules of the user's custom derivatives write them. `is_program` says that written refs are
-        numbered: a callback that fails reports their values by these numbers. `captured` replace
-        the constants that aren't refs.
+        rules of the user's custom derivatives write them. `numbers` are those by which a callback
+        that fails reports the values of written refs. `captured` replace the constants that aren't
+        refs.
         """
         cells = self.cells(self.written, state) | self.cells(self.read, constants)
         for k, slot in enumerate(self.written):
             cells[slot].method = self._method(slot)
-            cells[slot].number = k if is_program else None
+            cells[slot].number = numbers[k] if numbers else None
         if targets is not None:
             self.aim(cells, list(self.touch_of), targets)
         context = Context(differentiated=targets is not None, held=self.held)

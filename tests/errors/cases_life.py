@@ -358,3 +358,21 @@ def traced_ref_in_nondiff_argnums(r, i):
     f = jax.custom_vjp(lambda r, x: x, nondiff_argnums=(0,))
     f.defvjp(lambda r, x: (x, None), lambda r, _, g: (g,))
     refs.jit(refs.grad(f, 1))(r, 1.0)
+
+
+@raises(
+    errors.RefTypeError,
+    "pack of a tree with ref `r` (created at FILE:N): a ref can't hold a ref. Give its value, "
+    "`refs.pack(jax.tree.map(lambda ref: ref[...], tree))`",
+)
+def pack_of_a_ref(r, i):
+    refs.pack({"a": 1.0, "b": r})
+
+
+@raises(
+    errors.RefTypeError,
+    "pack of a tree with a str at `p['b']`: its leaves are arrays and scalars. Take out what is "
+    "none",
+)
+def pack_of_a_string(r, i):
+    refs.pack({"a": 1.0, "b": "x"}, name="p")

@@ -32,10 +32,12 @@ class Counters:
 
     SHAPES = (), (1,), (3,), (2, 5), (1000,)
 
-    def __init__(self, shapes=SHAPES, value=0):
+    def __init__(self, shapes=SHAPES, value=0, packed=0):
+        """`packed`: how many of them, the first ones, share a buffer, with another ref."""
+        values = [jnp.full(shape, value, jnp.int32) for shape in shapes]
         self.refs = [
-            refs.new_ref(jnp.full(shape, value, jnp.int32), name=f"r{k}")
-            for k, shape in enumerate(shapes)
+            *refs.pack([*values[:packed], jnp.zeros(2, jnp.int32)])[:packed],
+            *(refs.new_ref(x, name=f"r{k}") for k, x in enumerate(values[packed:], packed)),
         ]
 
     def values(self):

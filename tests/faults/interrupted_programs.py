@@ -278,12 +278,21 @@ FIRST_RUNS = [
 ]
 CALLS = [name for name in PROGRAMS if name not in (*FIRST, *FIRST_RUNS)]
 
+# The same, of counters some of which share a buffer.
+PACKED = [f"packed_{name}" for name in ("closed_over", "arguments_and_results", "aliased", "views")]
+PACKED_EAGER = [f"packed_{name}" for name in EAGER]
+PACKED_FIRST = [f"packed_{name}" for name in FIRST]
+
 
 def made(name):
     """Counters, and a step of them that has been called before."""
+    is_packed, name = name.startswith("packed_"), name.removeprefix("packed_")
     if name in EAGER | FIRST_EAGER:
-        counters = Counters([(3,)])
+        counters = Counters([(3,)], packed=int(is_packed))
         step = functools.partial((EAGER | FIRST_EAGER)[name], *counters.refs)
+    elif is_packed:
+        counters = Counters(packed=3)
+        step = PROGRAMS[name](counters)
     else:
         counters = Counters([(20_000,)] if name == "a_first_callback_in_jit" else Counters.SHAPES)
         step = PROGRAMS[name](counters)

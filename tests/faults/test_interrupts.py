@@ -7,11 +7,19 @@ import types
 
 import pytest
 
-from refs._buffers import exchange, kernels, records, several, signals
+from refs._buffers import exchange, kernels, parts, records, several, signals
 from refs._jit import dispatch, ways
 from tests.faults import tally
 from tests.faults.harness import in_child, times
-from tests.faults.interrupted_programs import CALLS, EAGER, FIRST, FIRST_RUNS
+from tests.faults.interrupted_programs import (
+    CALLS,
+    EAGER,
+    FIRST,
+    FIRST_RUNS,
+    PACKED,
+    PACKED_EAGER,
+    PACKED_FIRST,
+)
 from tests.faults.interruptions import LOOKOUTS
 
 pytestmark = pytest.mark.slow
@@ -29,14 +37,21 @@ def none_is_bad(tallies, record_property):
 
 @pytest.mark.parametrize(
     "names, n",
-    [(CALLS, times(20, 250)), (EAGER, times(20, 250)), (FIRST, times(3, 250))],
-    ids=["calls", "eager", "first"],
+    [
+        *((CALLS, times(20, 250)), (EAGER, times(20, 250)), (FIRST, times(3, 250))),
+        *((PACKED, times(20, 250)), (PACKED_EAGER, times(20, 250)), (PACKED_FIRST, times(3, 250))),
+    ],
+    ids=["calls", "eager", "first", "packed calls", "packed eager", "packed first"],
 )
 def test_at_random_moments(names, n, record_property):
     none_is_bad(in_child(tally.at_random_moments, list(names), n), record_property)
 
 
-@pytest.mark.parametrize("names", [CALLS, EAGER], ids=["calls", "eager"])
+@pytest.mark.parametrize(
+    "names",
+    [CALLS, EAGER, PACKED, PACKED_EAGER],
+    ids=["calls", "eager", "packed calls", "packed eager"],
+)
 def test_at_every_place(names, record_property):
     none_is_bad(in_child(tally.at_every_place, list(names), times(250, 3000)), record_property)
 
@@ -52,11 +67,14 @@ def test_at_the_last_places_of_a_first_update(record_property):
     none_is_bad(in_child(tally.by_signals, FIRST_RUNS, n, n), record_property)
 
 
-def test_at_every_place_of_a_transformation(record_property):
-    none_is_bad(in_child(tally.by_signals, FIRST[1:], times(120, 3000)), record_property)
+@pytest.mark.parametrize("names", [FIRST[1:], PACKED_FIRST[1:]], ids=["", "packed"])
+def test_at_every_place_of_a_transformation(names, record_property):
+    none_is_bad(in_child(tally.by_signals, names, times(120, 3000)), record_property)
 
 
-@pytest.mark.parametrize("module", [exchange, records, kernels, several, signals, dispatch, ways])
+@pytest.mark.parametrize(
+    "module", [exchange, records, kernels, parts, several, signals, dispatch, ways]
+)
 def test_no_jump_back_escapes_its_try(module):
     # CPython 3.12 and 3.13 leave some jumps back, at which they handle signals, out of the `try`
     # that they stand in: those of a loop that ends in a condition.

@@ -1,0 +1,79 @@
+"""Stage 10, on one CPU: many slices of one buffer are taken at places that XLA doesn't know.
+
+XLA compiles equal kernels once: those of the layers of a network, for one. But a kernel that takes
+a slice has the slice's place in it, so the kernels of layers whose parameters are slices of one
+buffer are all different, and each takes some 5 ms to compile. They are equal again if the place is
+an operand that XLA can't compute: the outputs of one conditional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from refs._inplace.body import Body, is_read, replaced, shape, size, splice
+from refs._inplace.fence import always, can_tell
+from refs._types import Atom, Eqn, Jaxpr, Value
+
+# Of fewer slices the kernels are compiled as fast as the conditional.
+FEWEST = 16
+
+
+def hide_starts(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr, with dynamic slices for the slices of inputs of which there are many."""
+    body = Body(jaxpr)
+    users = body.consumers()
+    of_input: dict[Any, list[Eqn]] = {v: [] for v in jaxpr.invars if can_tell(v)}
+    for eqn in jaxpr.eqns:
+        if _is_row(eqn) and eqn.invars[0] in of_input and not _is_read(eqn.outvars[0], body, users):
+            of_input[eqn.invars[0]].append(eqn)
+    many = {x: slices for x, slices in of_input.items() if len(slices) >= FEWEST}
+    for x, slices in many.items():
+        _hide(body, x, slices)
+    return body.close() if many else jaxpr
+
+
+def _is_row(eqn: Eqn) -> bool:
+    """Whether an equation is a slice of an array of one axis."""
+    is_slice = eqn.primitive is lax.slice_p and len(shape(eqn.outvars[0])) == 1
+    return is_slice and eqn.params["strides"] in (None, (1,))
+
+
+def _is_read(v: Any, body: Body, users: dict[Any, list[int]]) -> bool:
+    """Whether parts of a slice are read: see `_buffers.parts.taken` for what XLA makes of that."""
+    of_v = [body.eqns[k] for k in users.get(v, ())]
+    return any(
+        is_read(eqn) or (eqn.primitive is lax.reshape_p and _is_read(eqn.outvars[0], body, users))
+        for eqn in of_v
+    )
+
+
+def _hide(body: Body, x: Atom, slices: Sequence[Eqn]) -> None:
+    starts = tuple(dict.fromkeys(eqn.params["start_indices"][0] for eqn in slices))
+    made, out = splice(_hidden, [x], slices[0], starts=starts)
+    start_of = dict(zip(starts, out, strict=True))
+    hidden = {id(eqn) for eqn in slices}
+    eqns = made
+    for eqn in body.eqns:
+        if id(eqn) in hidden:
+            start = start_of[eqn.params["start_indices"][0]]
+            eqns += replaced(eqn, _slice, [x, start], size=size(eqn.outvars[0]))
+        else:
+            eqns.append(eqn)
+    body.eqns = eqns
+
+
+def _hidden(x: Value, *, starts: tuple[int, ...]) -> list[Value]:
+    """These numbers, which XLA can't compute before the program runs."""
+    return lax.cond(
+        always([x]),
+        lambda: [jnp.int32(start) for start in starts],
+        lambda: [jnp.int32(0)] * len(starts),
+    )
+
+
+def _slice(x: Value, start: Value, *, size: int) -> Value:
+    return lax.dynamic_slice(x, (start,), (size,))
