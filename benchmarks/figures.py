@@ -298,6 +298,7 @@ def compared(results: Results) -> str:
     large = sizes(results.newest("programs"))[1]
     calls = results.newest("callbacks").sections["top-level"].rows
     element = [title for title in calls if title.startswith("one")][-1]
+    packed = next(iter(results.newest("packed").sections["calls"].rows))
     rows = {
         f"step that swaps neighbours among {n(large)} elements": (
             *("programs", large, "swap neighbours"),
@@ -316,7 +317,7 @@ def compared(results: Results) -> str:
             *of_calls,
         ),
         "the same arrays as one `refs.pack`, in a list": (
-            *("packed", "calls", "200 arrays, all alike"),
+            *("packed", "calls", packed),
             *("refs.pack", NONE, "by hand"),
         ),
         "`state[i] = x`, eagerly": ("dispatch", "eager", "r[i] = v", *of_calls),
