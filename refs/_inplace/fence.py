@@ -11,7 +11,7 @@ update in it: every version honours that (`optimization_barrier` is expanded bef
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -39,11 +39,19 @@ _TELLING = {
 }
 
 
+class Predicate(NamedTuple):
+    """What a fence's conditional decides by: true always, and unknown to XLA."""
+
+    flag: Atom  # a bool
+    index: Atom  # the flag as the number of a branch
+
+
 class Fenced(NamedTuple):
     """Equations for an update behind a fence, and the names of values behind it."""
 
     eqns: list[Eqn]  # The update, if there is one, is in the last.
     names: dict[Any, Atom]  # A value before the fence -> behind it.
+    predicate: Predicate | None = None  # one that later fences of the body can have, too
 
 
 def fenced(
@@ -53,8 +61,12 @@ def fenced(
     seen: Sequence[Atom],
     constant: Container[Atom],
     on_cpu: bool,
+    predicate: Predicate | None = None,
 ) -> Fenced:
     """An update behind a fence: some values pass through it, others must be computed before it.
+
+    One predicate serves all fences of a body for which nothing has to be `seen`: XLA computes it
+    once, since a conditional's operand is never computed again for another conditional.
 
     Args:
       eqn: the equation that updates `buffer`.
@@ -63,31 +75,42 @@ def fenced(
       seen: large values that XLA doesn't repeat: the update only has to wait for them.
       constant: values that XLA computes before the program runs: no fence can depend on them.
       on_cpu: whether the fence may be a conditional.
+      predicate: that of an earlier fence of the body.
     """
     if eqn.primitive is host_callback_p and on_cpu:
         return _carried(eqn, [*passing, *seen])
     operands = [v for v in _index_first(eqn) if is_var(v) and v is not buffer and can_pass(v)]
     if not is_update(eqn):
         operands = [v for v in operands if is_small(v, buffer)]
-    candidates = [v for v in (*operands, *passing) if can_tell(v) and v not in constant]
-    tokens = list(seen) or candidates[:1]
-    can_fence = tokens and all(map(can_tell, tokens)) and all(map(can_pass, passing))
+    if seen or predicate is None:
+        candidates = [v for v in (*operands, *passing) if can_tell(v) and v not in constant]
+        tokens = list(seen) or candidates[:1]
+        can_fence = tokens and all(map(can_tell, tokens))
+    else:
+        tokens, can_fence = [], True
+    can_fence = can_fence and all(map(can_pass, passing))
     if not can_fence and not passing and not seen:
         return Fenced([eqn], {})
     if not on_cpu or not can_fence:
         return _barrier(eqn, [*passing, *seen], [*operands, buffer])
-    if is_update(eqn):
-        atoms = [*tokens, *eqn.invars, *passing]
-        static = {"primitive": eqn.primitive, "params": tuple(eqn.params.items())}
-        eqns, out = splice(
-            _update, atoms, eqn, n_tokens=len(tokens), n_operands=len(eqn.invars), **static
-        )
-        return Fenced(eqns, dict(zip([*eqn.outvars, *passing], out, strict=True)))
-    if not operands:
+    if not is_update(eqn) and not operands:
         return _barrier(eqn, [*passing, *seen], [buffer])
+    made: list[Eqn] = []
+    if tokens:
+        made, predicate = _predicate_of(tokens, eqn)
+    assert predicate is not None
+    shared = None if seen else predicate
+    if is_update(eqn):
+        static = {"primitive": eqn.primitive, "params": tuple(eqn.params.items())}
+        operands = list(eqn.invars)
+        conditional, out = _decided(
+            predicate, _update, [*operands, *passing], eqn, n_operands=len(operands), **static
+        )
+        names = dict(zip([*eqn.outvars, *passing], out, strict=True))
+        return Fenced([*made, conditional], names, shared)
     values = list(dict.fromkeys([*passing, operands[0]]))
-    eqns, out = splice(_conditional, [*tokens, *values], eqn, n_tokens=len(tokens))
-    return _behind(eqn, eqns, values, out)
+    conditional, out = _decided(predicate, _conditional, values, eqn)
+    return _behind(eqn, [*made, conditional], values, out, shared)
 
 
 def passed(values: Sequence[Atom], like: Eqn, constant: Container[Atom], on_cpu: bool) -> Fenced:
@@ -97,10 +120,29 @@ def passed(values: Sequence[Atom], like: Eqn, constant: Container[Atom], on_cpu:
     """
     tokens = [v for v in values if can_tell(v) and v not in constant][:1]
     if on_cpu and tokens and all(map(can_pass, values)):
-        eqns, out = splice(_conditional, [*tokens, *values], like, n_tokens=1)
+        eqns, predicate = _predicate_of(tokens, like)
+        conditional, out = _decided(predicate, _conditional, values, like)
+        eqns.append(conditional)
     else:
         eqns, out = splice(barrier, values, like)
     return Fenced(eqns, dict(zip(values, out, strict=True)))
+
+
+def _predicate_of(tokens: Sequence[Atom], like: Eqn) -> tuple[list[Eqn], Predicate]:
+    eqns, [flag, index] = splice(_flag_and_index, tokens, like)
+    return eqns, Predicate(flag, index)
+
+
+def _decided(
+    predicate: Predicate, fun: Callable[..., Any], atoms: Sequence[Atom], like: Eqn, **static: Any
+) -> tuple[Eqn, list[Atom]]:
+    """`splice` of `fun(flag, *atoms)`, which is one `lax.cond`, as one equation.
+
+    JAX makes a number of the flag for each conditional. XLA would fuse each of these with what the
+    flag is computed from, and compute that again, at a later time.
+    """
+    [*_, conditional], out = splice(fun, [predicate.flag, *atoms], like, **static)
+    return conditional.replace(invars=[predicate.index, *conditional.invars[1:]]), out
 
 
 def _carried(eqn: Eqn, values: Sequence[Atom]) -> Fenced:
@@ -129,18 +171,24 @@ def _barrier(eqn: Eqn, passing: Sequence[Atom], operands: Sequence[Atom]) -> Fen
     return _behind(eqn, eqns, [*passing, more], out)
 
 
-def _behind(eqn: Eqn, eqns: list[Eqn], values: Sequence[Atom], out: Sequence[Atom]) -> Fenced:
+def _behind(
+    eqn: Eqn,
+    eqns: list[Eqn],
+    values: Sequence[Atom],
+    out: Sequence[Atom],
+    predicate: Predicate | None = None,
+) -> Fenced:
     names = dict(zip(values, out, strict=True))
-    return Fenced([*eqns, substitute(eqn, names)], names)
+    return Fenced([*eqns, substitute(eqn, names)], names, predicate)
 
 
 def _update(
-    *atoms: Value, n_tokens: int, n_operands: int, primitive: Primitive, params: tuple[Any, ...]
+    flag: Value, *atoms: Value, n_operands: int, primitive: Primitive, params: tuple[Any, ...]
 ) -> Sequence[Value]:
     """The result of an update, and the values that pass through the fence."""
-    operands, passing = atoms[n_tokens : n_tokens + n_operands], atoms[n_tokens + n_operands :]
+    operands, passing = atoms[:n_operands], atoms[n_operands:]
     return lax.cond(
-        always(atoms[:n_tokens]),
+        flag,
         lambda operands, passing: (primitive.bind(*operands, **dict(params)), *passing),
         lambda operands, passing: (operands[0], *map(jnp.zeros_like, passing)),
         operands,
@@ -148,14 +196,19 @@ def _update(
     )
 
 
-def _conditional(*atoms: Value, n_tokens: int) -> Sequence[Value]:
+def _conditional(flag: Value, *passing: Value) -> Sequence[Value]:
     """The values that pass through the fence."""
     return lax.cond(
-        always(atoms[:n_tokens]),
+        flag,
         lambda passing: passing,
         lambda passing: tuple(map(jnp.zeros_like, passing)),
-        atoms[n_tokens:],
+        passing,
     )
+
+
+def _flag_and_index(*tokens: Value) -> tuple[Value, Value]:
+    flag = always(tokens)
+    return flag, lax.convert_element_type(flag, jnp.int32)
 
 
 def always(tokens: Sequence[Value]) -> Value:

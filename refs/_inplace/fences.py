@@ -12,7 +12,7 @@ from jax import lax
 
 from refs import _jax
 from refs._inplace.body import Body, is_small, is_update, is_var, size, substitute, unmasked
-from refs._inplace.fence import fenced
+from refs._inplace.fence import Predicate, fenced
 from refs._inplace.order import has_jaxprs, is_computed_once, last_updates, needs
 from refs._types import Atom, Eqn
 
@@ -45,6 +45,7 @@ class _Fences:
         self.constants = body.constants()
         self.update_of = last_updates(body)
         self.emitted: list[Eqn] = []
+        self.predicate: Predicate | None = None
         self.passed: dict[Any, Atom] = {}  # A value before its fence -> behind it.
         # Values read from a buffer that hasn't been updated yet, by buffer; and the reverse.
         self.read: dict[Any, list[Atom]] = {v: [] for v in self.update_of}
@@ -76,7 +77,9 @@ class _Fences:
                     [self.now(v) for v in seen],
                     self.constants,
                     self.on_cpu,
+                    self.predicate,
                 )
+                self.predicate = self.predicate or fence.predicate
                 self.passed.update(fence.names)
                 *before, now = fence.eqns
                 self.emitted += before

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
@@ -85,3 +86,35 @@ def test_what_was_there_may_also_be_returned():
     for is_old in (False, True):
         eqns = rewritten(functools.partial(program, is_old=is_old), *args).eqns
         assert sum(eqn.primitive.name == "cond" for eqn in eqns) == 2
+
+
+def test_the_fences_of_a_body_share_their_predicate():
+    def swaps(x, places):
+        for i, j in places:
+            x = x.at[i].set(x[j]).at[j].set(x[i])
+        return x
+
+    def in_a_loop(x, places):
+        return lax.fori_loop(0, 3, lambda _, x: swaps(x, places), x)
+
+    args = jnp.arange(100.0), jnp.array([[3, 5], [5, 7], [7, 3]])
+    for program in (swaps, in_a_loop):
+        text = jax.jit(refs.in_place(program)).lower(*args).compile().as_text()
+        assert text.count(" conditional(") > 2
+        assert text.count(" popcnt(") == 1
+
+
+def test_what_must_be_seen_decides_itself():
+    """A fence waits for a large value by a predicate of its own."""
+
+    def program(x, y, i):
+        total = lax.cumsum(x)  # It reads all of `x`; XLA computes it once.
+        x = x.at[i].set(y[i]).at[i + 1].set(y[i] * 2)
+        first = x[i]
+        x = x.at[i + 2].set(first)
+        return x, total, first
+
+    args = jnp.arange(100.0), jnp.ones(100), jnp.int32(3)
+    eqns = rewritten(program, *args).eqns
+    names = [eqn.primitive.name for eqn in eqns]
+    assert (names.count("cond"), names.count("population_count")) == (2, 2)
