@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 import refs
 from refs import _jax
+from refs._inplace import body
 from refs._origin import Site
 
 # A program takes as long as its compilation, which says nothing about the test.
@@ -48,6 +49,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    body.SMALLEST_FENCED = 256  # The tests' arrays are small, and are to be updated in place.
     if config.getoption("packed"):
         refs.new_ref = packed_ref
 

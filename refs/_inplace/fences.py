@@ -11,7 +11,16 @@ from typing import Any
 from jax import lax
 
 from refs import _jax
-from refs._inplace.body import Body, is_small, is_update, is_var, size, substitute, unmasked
+from refs._inplace.body import (
+    Body,
+    is_small,
+    is_update,
+    is_var,
+    needs_fences,
+    size,
+    substitute,
+    unmasked,
+)
 from refs._inplace.fence import Predicate, fenced
 from refs._inplace.order import has_jaxprs, is_computed_once, last_updates, needs
 from refs._types import Atom, Eqn
@@ -43,7 +52,7 @@ class _Fences:
         self.needs = needs(body)
         self.returned = {v for v in body.outvars if is_var(v)}
         self.constants = body.constants()
-        self.update_of = last_updates(body)
+        self.update_of = {v: k for v, k in last_updates(body).items() if needs_fences(v)}
         self.emitted: list[Eqn] = []
         self.predicate: Predicate | None = None
         self.passed: dict[Any, Atom] = {}  # A value before its fence -> behind it.

@@ -84,7 +84,7 @@ def inline(
     body = Body(jaxpr)
     body.eqns = []
     names: dict[Any, Atom] = {}
-    _append(body, jaxpr.eqns, names, is_wanted, within)
+    _append(body, jaxpr.eqns, names, is_wanted, within, is_called=False)
     body.outvars = renamed(body.outvars, names)
     return body
 
@@ -95,16 +95,22 @@ def _append(
     names: dict[Any, Atom],
     is_wanted: Callable[[Jaxpr], bool],
     within: Callable[[Eqn], Eqn],
+    is_called: bool,
 ) -> None:
     """Appends equations, with variables renamed by `names`, which it extends.
 
-    Calls of wanted jaxprs are inlined, and other equations are mapped by `within`.
+    Calls of wanted jaxprs are inlined, and other equations are mapped by `within`. Those of a jaxpr
+    that is called get new variables, for it may be called again.
     """
     for eqn in eqns:
-        eqn = substitute(eqn, names)
+        if names:
+            eqn = substitute(eqn, names)
         called = _inlined(eqn)
         if called is None or not is_wanted(called) or len(body.eqns) > LONGEST:
             eqn = within(eqn)
+            if not is_called:
+                body.eqns.append(eqn)
+                continue
             outvars = [_jax.new_var(v.aval) for v in eqn.outvars]
             body.eqns.append(eqn.replace(outvars=outvars))
         else:
@@ -113,9 +119,8 @@ def _append(
             name = eqn.primitive.name
             if "name" in eqn.params:
                 name += f"({eqn.params['name']})"
-            _append(
-                body, [_jax.called_by(e, eqn, name) for e in called.eqns], inner, is_wanted, within
-            )
+            inlined = [_jax.called_by(e, eqn, name) for e in called.eqns]
+            _append(body, inlined, inner, is_wanted, within, is_called=True)
             outvars = renamed(called.outvars, inner)
         names.update(zip(eqn.outvars, outvars, strict=True))
 

@@ -16,6 +16,7 @@ from refs._inplace.body import (
     is_small,
     is_update,
     is_var,
+    needs_fences,
     substitute,
 )
 from refs._inplace.fence import passed
@@ -49,7 +50,7 @@ class _Kernels:
 
     def __init__(self, body: Body):
         self.body, self.made_by = body, body.producers()
-        inputs = {v for v in body.jaxpr.invars if is_buffer(v)}
+        inputs = {v for v in body.jaxpr.invars if is_buffer(v) and needs_fences(v)}
         self.free = inputs.difference(filter(is_var, body.outvars))
 
     def users(self) -> dict[Any, set[int]]:

@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 
 import refs
+from refs._inplace import body
 from tests.inplace.helpers import assert_in_place, rewritten
 
 N = 10_000
@@ -118,3 +119,14 @@ def test_what_must_be_seen_decides_itself():
     eqns = rewritten(program, *args).eqns
     names = [eqn.primitive.name for eqn in eqns]
     assert (names.count("cond"), names.count("population_count")) == (2, 2)
+
+
+def test_small_buffers_are_copied(monkeypatch):
+    """A fence takes longer than a copy of 4 KiB."""
+    monkeypatch.setattr(body, "SMALLEST_FENCED", 4096)  # as outside the tests
+
+    def swap(x):
+        x[0], x[1] = x[1], x[0]
+
+    assert conditionals(swap, refs.new_ref(jnp.zeros(1000))) == 0
+    assert conditionals(swap, refs.new_ref(jnp.zeros(1024))) == 1
