@@ -58,7 +58,7 @@ BENCHMARKS = {
             *("_discharge", "_indexing", "_inplace", "_jit", "_tracing", "_transactions"),
             *("examples/digits.py", "examples/_digits_baselines.py"),
         ),
-        quick=("--rounds", "1"),
+        quick=("--rounds", "1", "--first-rounds", "1", "--steps", "40"),
     ),
     "callbacks": Benchmark(
         "callbacks.py",

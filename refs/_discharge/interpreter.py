@@ -83,7 +83,7 @@ class Context:
 
         with self._frame(frame):
             for k, eqn in enumerate(jaxpr.eqns):
-                with _jax.at_source_of(eqn):
+                with _jax.source_of(eqn), eqn.ctx.manager:
                     out = self.eval_eqn(jaxpr, k, [value(v) for v in eqn.invars])
                 frame.write(eqn.outvars, out)
             return [value(v) for v in jaxpr.outvars]

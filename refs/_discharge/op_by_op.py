@@ -125,7 +125,7 @@ class OpByOp(_jax.Trace):
     def process_primitive(
         self, primitive: Primitive, operands: Sequence[Value], params: dict[str, Any], /
     ) -> Any:
-        inner = [*_jax.jaxprs_in(params)] if params else []
+        inner = _jax.jaxprs_in(params)
         self._note(primitive, inner)
         concerns_us = concerns_refs(primitive, operands, inner)
         if not concerns_us and not self._has_rules(inner):

@@ -36,9 +36,10 @@ def rule_of(eqn: Eqn, args: Sequence[Value], must_discharge: bool) -> Rule | Non
     rule = rule_for(eqn.primitive)
     if rule is not None:
         return rule if must_discharge or _involves_refs(eqn, args) else None
-    described = next(_taken(eqn, args), None)
+    inner = _jax.jaxprs_in(eqn.params)
+    described = next(_taken(args, inner), None)
     if described is None:
-        return _discharge_inside if any(map(_makes_refs, _jax.jaxprs_in(eqn.params))) else None
+        return _discharge_inside if any(map(_makes_refs, inner)) else None
     raise MissingRuleError(
         f"primitive `{eqn.primitive}` at {_jax.user_line(eqn)} takes {described}, and no "
         "discharge rule is registered for it: read the ref before (`ref[...]`) and write "
@@ -71,10 +72,10 @@ def _involves_refs(eqn: Eqn, args: Sequence[Value]) -> bool:
     )
 
 
-def _taken(eqn: Eqn, args: Sequence[Value]) -> Iterator[str]:
+def _taken(args: Sequence[Value], inner: Sequence[ClosedJaxpr]) -> Iterator[str]:
     """Descriptions, for messages, of the refs of the program that an equation takes."""
     yield from (a.describe() for a in args if isinstance(a, Cell))
-    for closed in _jax.jaxprs_in(eqn.params):
+    for closed in inner:
         yield from map(describe, touch_analysis.closed_over(closed))
 
 

@@ -39,13 +39,15 @@ class Frame:
     def __init__(self, jaxpr: Jaxpr):
         self.jaxpr = jaxpr
         self.env: dict[Any, Any] = {}
-        self.known = Known({}, ref(self))
         # Tracers of JAX's batching or differentiation don't last: they are useless when that has
         # ended, and may hold the rules bound so far, which hold `known`.
         self._trace = None if _jax.is_staging() else _jax.current_trace()
+        self.known = Known(self.env if self._trace is None else {}, ref(self))
 
     def write(self, variables: Sequence[Atom], values: Sequence[Value]) -> None:
         self.env.update(zip(variables, values, strict=True))
+        if self._trace is None:
+            return
         for var, x in zip(variables, values, strict=True):
             if not isinstance(x, _jax.Tracer) or _jax.trace_of(x) is not self._trace:
                 self.known.lasting[var] = x

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from refs._indexing.places import is_static, located, narrow, within
+from refs._indexing.places import is_static, located, narrow, place_dtype, within
 from refs._indexing.rows import add_rows, are_few, read_rows, write_rows
 from refs._indexing.syntax import InBounds, Span, is_array
 from refs._types import Indexer, Value
@@ -69,7 +69,7 @@ class Block(NamedTuple):
     def _starts(self) -> list[Value]:
         """The starts in one dtype, also where JAX makes wider arrays of Python integers."""
         n = _widest(self.shape)
-        return [narrow(np.asarray(s), n) if is_static(s) else s for s in self.starts]
+        return [place_dtype(n).type(s) if is_static(s) else s for s in self.starts]
 
 
 def block_of(dims: tuple[Any, ...], shape: tuple[int, ...], in_rows: bool = False) -> Block:

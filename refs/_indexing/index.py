@@ -69,6 +69,8 @@ class Index(NamedTuple):
         if isinstance(idx, Index):
             return idx
         shape = tuple(shape)
+        if idx is ... or (type(idx) is tuple and len(idx) == 1 and idx[0] is ...):
+            return _whole(shape)
         entries = expand(idx, shape)
         dims = bounded([e for e in entries if not isinstance(e, NewAxis)], shape, bounds)
         located = iter(dims)
@@ -308,6 +310,12 @@ class Index(NamedTuple):
         if block.is_whole:
             return value if method == "set" else jnp.add(x, value)
         return block.write(x, value) if method == "set" else block.add(x, value)
+
+
+@functools.lru_cache(maxsize=1024)
+def _whole(shape: tuple[int, ...]) -> Index:
+    """The index `...`, the most frequent one."""
+    return Index.of_dims([Span(0, n) for n in shape], shape)
 
 
 def _reshape(x: Value, shape: tuple[int, ...]) -> Value:

@@ -55,14 +55,21 @@ def numpy_of(*operands: Value) -> Any:
     return np if all(is_static(x) or isinstance(x, np.ndarray) for x in operands) else jnp
 
 
+def place_dtype(n: Any) -> np.dtype:
+    """The dtype that places on an axis of size `n` are computed in."""
+    is_long = is_static(n) and n > _INT32_MAX and jax.config.read("jax_enable_x64")
+    return _INT64 if is_long else _INT32
+
+
+_INT32, _INT64, _INT32_MAX = np.dtype(np.int32), np.dtype(np.int64), np.iinfo(np.int32).max
+
+
 def narrow(i: Value, n: int) -> Value:
     """An index array or scalar for an axis of size `n` in the dtype that places are computed in.
 
     Integers that the dtype can't hold are out of bounds, and stay so.
     """
-    dtype = np.dtype(np.int32)
-    if is_static(n) and n > np.iinfo(dtype).max and jax.config.read("jax_enable_x64"):
-        dtype = np.dtype(np.int64)
+    dtype = place_dtype(n)
     if i.dtype == dtype:
         return i
     limits, own = np.iinfo(dtype), jnp.iinfo(i.dtype)

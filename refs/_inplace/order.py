@@ -204,4 +204,4 @@ def is_computed_once(eqn: Eqn) -> bool:
 
 def has_jaxprs(eqn: Eqn) -> bool:
     """Whether an equation is a loop or a conditional; no call, for XLA inlines calls."""
-    return next(_jax.jaxprs_in(eqn.params), None) is not None and not is_call(eqn)
+    return bool(_jax.jaxprs_in(eqn.params)) and not is_call(eqn)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
@@ -19,11 +19,11 @@ from jax._src.lib import _jax as _jaxlib
 from refs._types import Atom, Aval, Buffer, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 
 __all__ = [
-    "any_equation", "as_array", "as_closed", "at_its_own_lines", "at_source_of", "before_python",
+    "any_equation", "as_array", "as_closed", "at_its_own_lines", "before_python",
     "bind", "bind_eqn", "called_by", "captured", "commit", "eval_jaxpr", "forget_fast_path",
     "is_called_callback", "is_zero_literal",
-    "jaxprs_in", "map_closed", "map_jaxprs", "new_var", "one_vjp", "replace_jaxpr", "split_params",
-    "strong", "typed_like", "user_line", "vary_as", "with_equations",
+    "jaxprs_in", "map_closed", "map_jaxprs", "new_var", "one_vjp", "replace_jaxpr", "source_of",
+    "split_params", "strong", "typed_like", "user_line", "vary_as", "with_equations",
 ]  # fmt: skip
 
 _HiPrimitive: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimitive", ())
@@ -39,20 +39,31 @@ def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
     return jaxpr
 
 
-# Most parameters are of these types: the test for a jaxpr takes longer.
-_PLAIN = frozenset([type(None), bool, int, str])
+class _MayHold(dict[type, bool]):
+    """Whether a value of a type may be, or contain, a jaxpr. Most parameters are of other types."""
+
+    def __missing__(self, kind: type) -> bool:
+        self[kind] = issubclass(kind, (tuple, list, *_HOLDERS))
+        return self[kind]
 
 
-def jaxprs_in(params: dict[str, Any]) -> Iterator[ClosedJaxpr]:
+_JAXPRS = (Jaxpr, ClosedJaxpr)
+_HOLDERS = (*_JAXPRS, _HiPrimitive) if _HiPrimitive else _JAXPRS
+_may_hold = _MayHold()
+
+
+def jaxprs_in(params: dict[str, Any]) -> list[ClosedJaxpr]:
     """The closed jaxprs among an equation's parameters, and among those of a "hi" primitive."""
+    found: list[ClosedJaxpr] = []
     for value in params.values():
-        if type(value) in _PLAIN:
+        if not _may_hold[type(value)]:
             continue
         for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, Jaxpr | ClosedJaxpr):
-                yield as_closed(item)
+            if isinstance(item, _JAXPRS):
+                found.append(as_closed(item))
             elif isinstance(item, _HiPrimitive):
-                yield from jaxprs_in(item.params)
+                found += jaxprs_in(item.params)
+    return found
 
 
 def split_params(
@@ -94,15 +105,10 @@ def eval_jaxpr(closed: ClosedJaxpr, consts: Sequence[Value], args: Sequence[Valu
     return core.eval_jaxpr(closed.jaxpr, consts, *args)
 
 
-@contextmanager
-def at_source_of(eqn: Eqn) -> Iterator[None]:
-    """Restores the user's line, name scope and context managers of an equation."""
+def source_of(eqn: Eqn) -> AbstractContextManager[None]:
+    """Restores the user's line and name scope of an equation; `eqn.ctx.manager` does the rest."""
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
-    with (
-        source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
-        eqn.ctx.manager,
-    ):
-        yield
+    return source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
 
 
 @contextmanager
@@ -256,7 +262,7 @@ def map_closed(eqn: Eqn, fun: Callable[[Any], Any]) -> Eqn:
     new = {
         key: all_mapped(value)
         for key, value in eqn.params.items()
-        if any(True for _ in jaxprs_in({key: value}))
+        if jaxprs_in({key: value})
     }
     return eqn.replace(params={**eqn.params, **new})
 

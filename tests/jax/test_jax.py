@@ -277,7 +277,7 @@ def test_source_lines():
     assert all(_jax.user_line(e).startswith("test_jax.py:") for e in eqns)
 
     def again(x):
-        with _jax.at_source_of(eqns[0]):
+        with _jax.source_of(eqns[0]), eqns[0].ctx.manager:
             return _jax.bind_eqn(eqns[0], [x])[0]
 
     [eqn] = equations(again, X)

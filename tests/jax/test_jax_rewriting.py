@@ -44,7 +44,7 @@ def test_zero_literals():
 
 def test_a_call_lends_its_name():
     [call] = equations(jax.jit(jnp.sin), X)
-    [inner] = next(_jax.jaxprs_in(call.params)).jaxpr.eqns
+    [inner] = _jax.jaxprs_in(call.params)[0].jaxpr.eqns
     moved = _jax.called_by(inner, call, "jit(me)")
     assert "jit(me)" in str(moved.source_info.name_stack)
     assert _jax.user_line(moved) == _jax.user_line(inner)
