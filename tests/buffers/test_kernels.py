@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import refs
-from refs._buffers import kernels
+from refs._buffers import quick
 
 
 @pytest.fixture
@@ -50,6 +50,16 @@ def test_integers_of_numpy_take_the_short_way(compiled, kind):
     assert float(r[kind(5)]) == 5
     if np.issubdtype(kind, np.signedinteger):
         assert float(r[kind(-1)]) == 36
-    assert float(kernels.try_read(r, (kind(7),))) == 7
-    assert kernels.try_read(r, (kind(37),)) is None  # The general way raises the error.
+    assert float(quick.try_read(r, (kind(7),))) == 7
+    assert quick.try_read(r, (kind(37),)) is None  # The general way raises the error.
     assert compiled() == 0
+
+
+def test_reads_without_jit_are_copies():
+    r = refs.new_ref(jnp.zeros(1))
+    with jax.disable_jit():
+        seen = [r[...], r[0], r[:1], r[:], r[jnp.array([0])]]
+    pointers = [x.unsafe_buffer_pointer() for x in seen]
+    assert r.unsafe_buffer_pointer() not in pointers
+    r[...] = 5
+    np.testing.assert_array_equal(np.array([x.sum() for x in seen]), 0)

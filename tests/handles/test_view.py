@@ -205,6 +205,7 @@ def test_a_traced_index_in_a_view_made_inside(ref):
 
 @pytest.mark.parametrize("entry", [[0, 1], np.array([True, False])], ids=["list", "mask"])
 def test_a_view_keeps_the_index_that_it_was_made_with(ref, entry):
+    entry = entry.copy()
     view = ref.at[entry]
     shown = repr(view)
     entry[0] = entry[1]
