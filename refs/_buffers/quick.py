@@ -9,6 +9,7 @@ it, or says what is wrong with it.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +21,10 @@ from refs import _jax
 from refs._buffers.kernels import run_reader, run_updater, skeleton_of
 from refs._buffers.parts import Shape, reading_part, updating_part
 from refs._buffers.signals import without_interrupts
-from refs._indexing.values import fit, is_enabled
-from refs._types import Buffer, Indexer, RefLike, Value
+from refs._indexing.sharded import mesh_sharding
+from refs._indexing.values import convert, fit, is_enabled
+from refs._types import Buffer, DType, Indexer, RefLike, Value
+from refs.errors import RefError
 
 
 def try_read(ref: RefLike, idx: Indexer) -> jax.Array | None:
@@ -52,8 +55,10 @@ def try_update(ref: RefLike, idx: Indexer, method: str, value: Value) -> bool:
         given = value.shape
         if value.dtype != dtype or (given != shape and given != ()):
             return False
-    elif kind is not float or dtype != _FLOAT32:
-        return False
+    else:
+        value = _number(value, dtype)
+        if value is None:
+            return False
     run_updater(ref, kernel, operands, value)
     return True
 
@@ -123,17 +128,44 @@ def _span(entry: slice, n: int) -> tuple[int, tuple[int, int] | int] | None:
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 _INTEGERS = frozenset([int, *(np.dtype(code).type for code in "bhilqBHILQ")])
 
-# Small integers on the device: transferring one takes longer than a kernel that uses it.
-_SMALL: dict[int, jax.Array] = {}
+# Small numbers on the device: transferring one takes longer than a kernel that uses it. The keys
+# are the numbers of indices, and for values `(kind of number, number, dtype)`.
+_ON_DEVICE: dict[Any, jax.Array] = {}
 
 
-def _small(number: int) -> np.int32 | jax.Array:
-    found = _SMALL.get(number)
-    if found is None:
-        if number >= 4096:
-            return np.int32(number)  # A Python integer has a type of its own, weak: a retrace.
-        found = _SMALL[number] = jnp.asarray(np.int32(number))
+def _put_on_device(number: np.int32 | np.ndarray, key: Any) -> Value:
+    found = jnp.asarray(number)
+    if mesh_sharding(found.sharding) is not None:
+        return number  # JAX has spread it over the mesh in force: other operations can't use it.
+    _ON_DEVICE[key] = found
     return found
+
+
+def _small(number: int) -> Value:
+    """A number of an index as a kernel takes it fastest."""
+    found = _ON_DEVICE.get(number)
+    if found is None:
+        # A Python integer has a type of its own, weak: a retrace.
+        value = np.int32(number)
+        found = _put_on_device(value, number) if number < 4096 else value
+    return found
+
+
+def _number(number: Value, dtype: DType) -> Value | None:
+    """A Python number as a kernel takes it fastest; None where the general way must convert it."""
+    kind = type(number)
+    is_small = kind in _SMALL_KINDS and -256 <= number <= 256 and number % 1 == 0
+    if is_small and (number or math.copysign(1, number) > 0):  # -0.0 is another value, not a key.
+        key = kind, number, dtype
+        found = _ON_DEVICE.get(key)
+        try:
+            return _put_on_device(convert(number, dtype), key) if found is None else found
+        except RefError:
+            return None
+    return number if kind is float and dtype == _FLOAT32 else None
+
+
+_SMALL_KINDS = frozenset([bool, int, float])
 
 
 def _is_inside(kinds: tuple[Any, ...]) -> bool:
