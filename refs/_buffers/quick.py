@@ -152,20 +152,26 @@ def _small(number: int) -> Value:
 
 
 def _number(number: Value, dtype: DType) -> Value | None:
-    """A Python number as a kernel takes it fastest; None where the general way must convert it."""
+    """A Python number as a kernel takes it fastest; None where the general way refuses it."""
     kind = type(number)
-    is_small = kind in _SMALL_KINDS and -256 <= number <= 256 and number % 1 == 0
-    if is_small and (number or math.copysign(1, number) > 0):  # -0.0 is another value, not a key.
+    if kind not in _KINDS_OF_NUMBERS:
+        return None
+    key = None
+    # -0.0 would be the same key as 0.0.
+    if -256 <= number <= 256 and number % 1 == 0 and (number or math.copysign(1, number) > 0):
         key = kind, number, dtype
-        found = _ON_DEVICE.get(key)
-        try:
-            return _put_on_device(convert(number, dtype), key) if found is None else found
-        except RefError:
-            return None
-    return number if kind is float and dtype == _FLOAT32 else None
+        if (found := _ON_DEVICE.get(key)) is not None:
+            return found
+    elif kind is float and dtype == _FLOAT32:
+        return number
+    try:
+        converted = convert(number, dtype)
+    except RefError:
+        return None
+    return converted if key is None else _put_on_device(converted, key)
 
 
-_SMALL_KINDS = frozenset([bool, int, float])
+_KINDS_OF_NUMBERS = frozenset([bool, int, float])
 
 
 def _is_inside(kinds: tuple[Any, ...]) -> bool:
