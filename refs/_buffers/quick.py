@@ -84,8 +84,8 @@ def _locate(
     if kind is slice and shape:
         if (span := _span(idx, shape[0])) is None:
             return None
-        start, kind = span
-        return (kind,), (_small(start),) if kind else ()
+        start, size = span
+        return (size,), (_small(start),) if size else ()
     entries = idx if kind is tuple else (idx,)
     if len(entries) > len(shape):
         return None
@@ -101,10 +101,10 @@ def _locate(
         elif type(entry) is slice:
             if (span := _span(entry, n)) is None:
                 return None
-            start, kind = span
-            if kind:
+            start, size = span
+            if size:
                 numbers.append(start)
-            kinds.append(kind)
+            kinds.append(size)
         else:
             return None
     if len(numbers) == 1:
@@ -144,11 +144,10 @@ def _put_on_device(number: np.int32 | np.ndarray, key: Any) -> Value:
 def _small(number: int) -> Value:
     """A number of an index as a kernel takes it fastest."""
     found = _ON_DEVICE.get(number)
-    if found is None:
-        # A Python integer has a type of its own, weak: a retrace.
-        value = np.int32(number)
-        found = _put_on_device(value, number) if number < 4096 else value
-    return found
+    if found is not None:
+        return found
+    value = np.int32(number)  # A Python integer has a type of its own, weak: a retrace.
+    return _put_on_device(value, number) if number < 4096 else value
 
 
 def _number(number: Value, dtype: DType) -> Value | None:

@@ -104,7 +104,9 @@ class RefView:
     __slots__ = ("_given", "_ref", "_tree")
 
     def __init__(self, ref: RefLike, path: tuple[tuple[Any, ...], ...]):
-        self._ref, self._given, self._tree = ref, path, None
+        self._ref = ref
+        self._given: tuple[tuple[Any, ...], ...] | None = path
+        self._tree: Any = None
         for idx in path:
             for entry in idx:
                 if type(entry) not in _CONSTANT:  # It may change, and is to be as it is now.
