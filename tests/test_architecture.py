@@ -35,7 +35,7 @@ LAYERS = [
     ["_buffers.parts"],
     ["_buffers.exchange"],
     ["_buffers.kernels"],
-    ["_buffers.several"],
+    ["_buffers.quick", "_buffers.several"],
     ["_handles", "_handles.access"],
     ["_handles.view"],
     ["_handles.members"],

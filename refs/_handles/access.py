@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from refs import _jax
-from refs._buffers import kernels
+from refs._buffers import kernels, quick
 from refs._indexing.index import Index
 from refs._indexing.sharded import sharded_as_part
 from refs._indexing.syntax import Span
@@ -99,7 +99,7 @@ def get(ref: RefLike, idx: Indexer = None) -> jax.Array:
     Array([1, 2], dtype=int32)
     """
     idx = ... if idx is None else idx
-    if _is_quick(ref) and (value := kernels.try_read(ref, idx)) is not None:
+    if _is_quick(ref) and (value := quick.try_read(ref, idx)) is not None:
         return value
     aval = check_ref(ref, "get")
     with blamed("get", ref):
@@ -127,7 +127,7 @@ def set(ref: RefLike, idx: Indexer, value: Value) -> None:
     >>> r
     Ref([7., 0., 7.], dtype=float32)
     """
-    if _is_quick(ref) and kernels.try_update(ref, ... if idx is None else idx, "set", value):
+    if _is_quick(ref) and quick.try_update(ref, ... if idx is None else idx, "set", value):
         return
     index, value = _located(ref, idx, value, "set")
     _write(ref, index, value)
@@ -168,7 +168,7 @@ def addupdate(ref: RefLike, idx: Indexer, x: Value) -> None:
     >>> r
     Ref([2., 0., 1.], dtype=float32)
     """
-    if _is_quick(ref) and kernels.try_update(ref, ... if idx is None else idx, "add", x):
+    if _is_quick(ref) and quick.try_update(ref, ... if idx is None else idx, "add", x):
         return
     index, x = _located(ref, idx, x, "addupdate")
     if not _jax.at_top_level():

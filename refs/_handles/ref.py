@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
-from refs._buffers import exchange
+from refs._buffers import exchange, quick
 from refs._buffers.parts import Part, value_of
 from refs._handles import access, members
 from refs._handles.ref_type import RefType
@@ -151,10 +151,12 @@ class Ref(_Fields):
     addupdate = members.addupdate  # type: ignore[assignment]
 
     def __getitem__(self, idx: Indexer) -> jax.Array:
-        return access.get(self, as_tuple(idx))
+        value = quick.try_read(self, idx)
+        return access.get(self, as_tuple(idx)) if value is None else value
 
     def __setitem__(self, idx: Indexer, value: Value) -> None:
-        access.set(self, as_tuple(idx), value)
+        if not quick.try_update(self, idx, "set", value):
+            access.set(self, as_tuple(idx), value)
 
     __delitem__ = members.refuse_deletion
 

@@ -99,18 +99,31 @@ class RefView:
          [10.,  0., 10.]], dtype=float32)
     """
 
-    __slots__ = ("_arrays", "_frozen", "_ref")
+    # A view that an index makes, mostly to be used at once, has its path alone. One that JAX makes
+    # has the tree that it is taken apart to: its leaves may be anything, and no path.
+    __slots__ = ("_given", "_ref", "_tree")
 
     def __init__(self, ref: RefLike, path: tuple[tuple[Any, ...], ...]):
-        arrays: list[Value] = []
         self._ref = ref
-        self._frozen = tuple(tuple(_freeze(e, arrays) for e in idx) for idx in path)
-        self._arrays = tuple(arrays)
+        self._given: tuple[tuple[Any, ...], ...] | None = path
+        self._tree: Any = None
+        for idx in path:
+            for entry in idx:
+                if type(entry) not in _CONSTANT:  # It may change, and is to be as it is now.
+                    self._given, self._tree = None, _frozen(path)
+                    return
 
     @property
     def _path(self) -> tuple[tuple[Any, ...], ...]:
-        rest = iter(self._arrays)
-        return tuple(tuple(_thaw(e, rest) for e in idx) for idx in self._frozen)
+        if self._given is not None:
+            return self._given
+        frozen, arrays = self._tree
+        rest = iter(arrays)
+        return tuple(tuple(_thaw(e, rest) for e in idx) for idx in frozen)
+
+    @property
+    def _arrays(self) -> tuple[Value, ...]:
+        return self.tree_flatten()[0][1:]
 
     @property
     def at(self) -> ViewMaker:
@@ -229,9 +242,10 @@ class RefView:
 
     def _index(self, doing: str, bounds: Bounds, *, writing: bool) -> Indexer:
         """The single index that names the part; as it was written, if no keyword says more."""
-        first, *rest = self._path
-        if not rest and bounds == BRACKETS:
-            return first
+        path = self._path
+        if len(path) == 1 and bounds == BRACKETS:
+            return path[0]
+        first, *rest = path
         shape = access.check_ref(self._ref, doing).shape
         if self._is_in_scalar:
             first, shape = (0, *first), (1,)
@@ -250,12 +264,11 @@ class RefView:
 
         No index of the scalar can say this, but one of an array `[1]` that holds the scalar can.
         """
+        path = self._path
         return (
-            self._ref.ndim == 0
-            and len(self._frozen) > 1
-            and not all(
-                e is None or e is ... or type(e) is int for idx in self._frozen for e in idx
-            )
+            len(path) > 1
+            and self._ref.ndim == 0
+            and not all(e is None or e is ... or type(e) is int for idx in path for e in idx)
         )
 
     def _update_scalar(self, index: Index, method: str, operand: Value) -> None:
@@ -282,14 +295,15 @@ class RefView:
     # -- a pytree whose leaves are the ref and the arrays in its indices --------------------------
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return (self._ref, *self._arrays), self._frozen
+        frozen, arrays = self._tree or _frozen(self._path)
+        return (self._ref, *arrays), frozen
 
     @classmethod
     def tree_unflatten(cls, frozen: tuple[Any, ...], children: tuple[Any, ...]) -> RefView:
         # Children may be anything: JAX makes trees of flags, shapes and names.
         view = object.__new__(cls)
         view._ref, *arrays = children
-        view._arrays, view._frozen = tuple(arrays), frozen
+        view._given, view._tree = None, (frozen, arrays)
         return view
 
 
@@ -326,6 +340,16 @@ class _Mask(NamedTuple):
 
     shape: tuple[int, ...]
     content: bytes
+
+
+# The types of entries of an index that nobody can change, and that a view of JAX's making keeps.
+_CONSTANT = frozenset([int, slice, type(...), type(None), _jax.ArrayImpl])
+
+
+def _frozen(path: tuple[tuple[Any, ...], ...]) -> tuple[tuple[Any, ...], list[Value]]:
+    """(a hashable form of a path, the arrays in it)."""
+    arrays: list[Value] = []
+    return tuple(tuple(_freeze(e, arrays) for e in idx) for idx in path), arrays
 
 
 def _freeze(entry: Any, arrays: list[Value]) -> Any:

@@ -15,7 +15,8 @@ from refs._types import Aval, ClosedJaxpr, Primitive, Value
 
 __all__ = [
     "Trace", "as_jaxpr", "call_wrapped", "is_staging", "lane_axes", "looks_for_nans",
-    "register_tracer", "rewrap", "set_current_trace", "settle_result_tree", "trace_functions",
+    "register_tracer", "rewrap", "runs_compiled", "set_current_trace", "settle_result_tree",
+    "trace_functions",
 ]  # fmt: skip
 
 Trace = core.Trace
@@ -51,6 +52,14 @@ def is_staging() -> bool:
 def looks_for_nans() -> bool:
     """Whether JAX is configured to rerun a program op by op if it gives a NaN or an infinity."""
     return config.debug_nans.value or config.debug_infs.value
+
+
+def runs_compiled() -> bool:
+    """Whether operations run at once, each as the program that it was compiled to."""
+    # One function, and not one for each question, as each eager write asks all of them.
+    return core.trace_state_strong_ref.value is core.eval_trace and not (
+        config.disable_jit.value or config.debug_nans.value or config.debug_infs.value
+    )
 
 
 def as_jaxpr(primitive: Primitive, avals: Sequence[Aval], params: dict[str, Any]) -> ClosedJaxpr:

@@ -3,6 +3,8 @@
 `test_on_four_devices` runs this file on four.
 """
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,6 +78,19 @@ def test_arrays_that_nobody_has_put_somewhere_come_along():
     r.at[jnp.array([0, 2])].add(1)
     np.testing.assert_array_equal(r[...], [2, 1, 2])
     assert r.sharding.device_set == {DEVICES[1]}
+
+
+@has_several
+def test_numbers_that_were_first_used_under_a_mesh_are_used_without_it():
+    """JAX spreads them over the mesh, and other operations then can't use them."""
+    single, other = refs.new_ref(jnp.zeros(1234)), refs.new_ref(on(1, jnp.zeros((1234, 1))))
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    for number in 234, 235.0:
+        with jax.set_mesh(mesh), contextlib.suppress(ValueError):
+            single[1233] = number
+        other[1233] = number
+        assert float(other[1233, 0]) == number
+    assert other.sharding.device_set == {DEVICES[1]}
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import refs
-from refs._buffers import kernels
+from refs._buffers import quick
 
 
 @pytest.fixture
@@ -50,6 +50,61 @@ def test_integers_of_numpy_take_the_short_way(compiled, kind):
     assert float(r[kind(5)]) == 5
     if np.issubdtype(kind, np.signedinteger):
         assert float(r[kind(-1)]) == 36
-    assert float(kernels.try_read(r, (kind(7),))) == 7
-    assert kernels.try_read(r, (kind(37),)) is None  # The general way raises the error.
+    assert float(quick.try_read(r, (kind(7),))) == 7
+    assert quick.try_read(r, (kind(37),)) is None  # The general way raises the error.
     assert compiled() == 0
+
+
+def bits(x):
+    return np.asarray(x).tobytes()
+
+
+NUMBERS = [0, 1, -1, 256, 257, 2**40, 0.0, -0.0, 2.0, -3.0, 0.5, 1e9, 1e300, np.inf, np.nan]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "int8", "uint8", "bool", "bfloat16"])
+@pytest.mark.parametrize("write", ["set", "add"])
+def test_a_python_number_is_written_as_the_general_way_writes_it(dtype, write):
+    for number in [*NUMBERS, True, False, 1j]:
+        short, general = (refs.new_ref(jnp.zeros(3, dtype)) for _ in range(2))
+        try:
+            getattr(general.at[np.array([1])], write)(number)
+        except refs.errors.RefError as error:
+            with pytest.raises(type(error)):
+                getattr(short.at[1], write)(number)
+        else:
+            for _ in range(2):  # The second time, it is on the device.
+                again = refs.new_ref(jnp.zeros(3, dtype))
+                getattr(again.at[1], write)(number)
+                assert bits(again) == bits(general), number
+
+
+FITTING = {
+    "float32": [0, 1.0, True, -256, 2**40],
+    "int32": [0, -1, False, 257],
+    "uint8": [255],
+    "bool": [True],
+}
+OTHERS = {"float32": [1j], "int32": [1.0, 2**40], "uint8": [-1, 256], "bool": [0, 1.0]}
+
+
+@pytest.mark.parametrize("dtype", FITTING)
+def test_python_numbers_take_the_short_way(compiled, dtype):
+    r = refs.new_ref(jnp.zeros(41, dtype))
+    r[0] = True
+    compiled()
+    for number in FITTING[dtype]:
+        assert quick.try_update(r, 0, "set", number)
+    for number in OTHERS[dtype]:
+        assert not quick.try_update(r, 0, "set", number)
+    assert compiled() == 0
+
+
+def test_reads_without_jit_are_copies():
+    r = refs.new_ref(jnp.zeros(1))
+    with jax.disable_jit():
+        seen = [r[...], r[0], r[:1], r[:], r[jnp.array([0])]]
+    pointers = [x.unsafe_buffer_pointer() for x in seen]
+    assert r.unsafe_buffer_pointer() not in pointers
+    r[...] = 5
+    np.testing.assert_array_equal(np.array([x.sum() for x in seen]), 0)

@@ -203,6 +203,17 @@ def test_a_traced_index_in_a_view_made_inside(ref):
 # --- A pytree ---
 
 
+@pytest.mark.parametrize("entry", [[0, 1], np.array([True, False])], ids=["list", "mask"])
+def test_a_view_keeps_the_index_that_it_was_made_with(ref, entry):
+    entry = entry.copy()
+    view = ref.at[entry]
+    shown = repr(view)
+    entry[0] = entry[1]
+    assert repr(view) == shown
+    view.set(7)
+    assert ref[0, 0] == 7
+
+
 @pytest.mark.parametrize("view, index", VIEWS.values(), ids=VIEWS)
 def test_the_pytree_round_trip(ref, view, index):
     leaves, tree = jax.tree.flatten(view(ref))
