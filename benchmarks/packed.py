@@ -26,7 +26,7 @@ from results import Section, add_option, record
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from stopwatch import Timing, in_turns, medians
+from stopwatch import Timing, calls_a_turn, in_turns, medians, microseconds
 
 import refs
 
@@ -117,7 +117,10 @@ def updates(sizes: Sequence[int], rounds: int) -> tuple[Section, Section]:
             for _ in range(3):
                 _ = [call() for call in ways.values()]
             check([*case.state.values()])
-            calls[title] = dict(zip(ways, medians([*ways.values()], rounds, 20), strict=True))
+            turns = [
+                functools.partial(microseconds, call, calls_a_turn(call)) for call in ways.values()
+            ]
+            calls[title] = dict(zip(ways, in_turns(turns, rounds), strict=True))
             measures = case.compiling()
             compiling[title] = dict(zip(measures, in_turns([*measures.values()], 3), strict=True))
     return Section("µs a call", calls, BY_HAND), Section("s to compile", compiling, BY_HAND)

@@ -10,6 +10,9 @@ from statistics import median, quantiles
 from typing import Any
 
 
+TURN, MOST = 20_000, 5_000  # a turn: so many µs, but no more calls than that
+
+
 @dataclass(frozen=True)
 class Timing:
     """A figure: the median of its rounds, and their noise.
@@ -38,6 +41,14 @@ def microseconds(call: Callable[[], Any], repeat: int) -> float:
     for _ in range(repeat):
         call()
     return (time.perf_counter() - start) / repeat * 1e6
+
+
+def calls_a_turn(call: Callable[[], Any]) -> int:
+    """How often to call in a turn, so that all ways take turns of equal length.
+
+    The first calls of a turn are slow: the caches hold what the way before has used.
+    """
+    return int(min(MOST, max(1, TURN / microseconds(call, 3))))
 
 
 def in_turns(measures: Sequence[Callable[[], float]], rounds: int | Sequence[int]) -> list[Timing]:

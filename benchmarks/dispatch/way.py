@@ -18,12 +18,11 @@ import numpy as np
 import refs
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from stopwatch import Timing, in_turns, microseconds
+from stopwatch import Timing, calls_a_turn, in_turns
 
 BY_HAND, NATIVE, OURS = "by hand,\ndonated", "jax.Ref", "refs"
 NOTHING = ((),)  # the inputs of a step that takes its state only
 CHECKED = 8  # calls before any is timed
-TURN, MOST = 20_000, 5_000  # a way's turn: so many µs, but no more calls than that
 
 
 @dataclass(frozen=True)
@@ -122,12 +121,8 @@ def values(way: Way) -> list[np.ndarray]:
 def timed(row: Row, rounds: int) -> dict[str, Timing]:
     """Of each way: microseconds a call."""
     found = checked(row)
-    turns = [functools.partial(turn, way, calls_a_turn(way)) for way in found.values()]
+    turns = [functools.partial(turn, way, calls_a_turn(way.call)) for way in found.values()]
     return dict(zip(found, in_turns(turns, rounds), strict=True))
-
-
-def calls_a_turn(way: Way) -> int:
-    return int(min(MOST, max(1, TURN / microseconds(way.call, 3))))
 
 
 def turn(way: Way, repeat: int) -> float:
