@@ -64,7 +64,7 @@ def _buffers(eqn: Eqn) -> dict[int, int]:
             [buffers[o]] = roots  # type: ignore[assignment]
     if _jax.xla_copies_less and len(buffers) == 1 and all(map(_does_one_thing, bodies)):
         [[o, k]] = buffers.items()
-        if not any(_returns_what_it_reads(b, o, k) for b in bodies):
+        if not any(returns_what_it_reads(b, o, k) for b in bodies):
             return {}
     changing = sum(
         any(b.outvars[o] is not b.jaxpr.invars[k] for o, k in buffers.items()) for b in bodies
@@ -79,7 +79,7 @@ def _does_one_thing(body: Body) -> bool:
     return sum(map(may_update, body.eqns)) <= 1
 
 
-def _returns_what_it_reads(body: Body, output: int, position: int) -> bool:
+def returns_what_it_reads(body: Body, output: int, position: int) -> bool:
     """Whether a branch returns something, but the updated buffer, that it makes of the buffer."""
     made_of = {body.jaxpr.invars[position]}
     for eqn in body.eqns:

@@ -1,7 +1,8 @@
 """Stage 1, on CPUs: a branch says what it writes, and that is written after the conditional.
 
-XLA copies a buffer that one branch updates and another one reads; jaxlib < 0.11.2 copies some that
-no other branch reads. So the updates are taken out, which compilers call predication:
+XLA copies a buffer that one branch updates and another one reads; jaxlib < 0.11.2 also one that a
+branch updates and returns something of. So the updates are taken out, which compilers call
+predication:
 
     w, y = cond(p, lambda w: (w.at[i].set(f(w)), a), lambda w: (w, g(w)), w)
 
@@ -39,6 +40,7 @@ from refs._inplace.body import (
     unmasked,
     zeros,
 )
+from refs._inplace.branches import returns_what_it_reads
 from refs._inplace.fence import is_fence
 from refs._inplace.flatten import is_worth_it, map_jaxprs
 from refs._types import Atom, Eqn, Jaxpr, Value
@@ -86,7 +88,7 @@ def _in_parts(eqn: Eqn) -> tuple[list[Eqn], list[Atom]]:
     others = [o for o in range(len(eqn.outvars)) if o not in buffers]
     branches = [_Branch(j.jaxpr, buffers) for j in jaxprs]
     updating = [branch for branch in branches if branch.updates]
-    if len(updating) != 1 or not _is_worth_it(branches, buffers, len(others)):
+    if len(updating) != 1 or not _is_worth_it(branches, buffers):
         return stays
     index, *operands = eqn.invars
     smallest = min((operands[k] for k in buffers.values()), key=size)
@@ -128,12 +130,12 @@ def _in_parts(eqn: Eqn) -> tuple[list[Eqn], list[Atom]]:
     return stays
 
 
-def _is_worth_it(branches: Sequence[_Branch], buffers: dict[int, int], n_others: int) -> bool:
+def _is_worth_it(branches: Sequence[_Branch], buffers: dict[int, int]) -> bool:
     """Whether XLA would copy a buffer that one branch updates."""
-    if not _jax.xla_copies_less:
-        return n_others > 0 or len(buffers) > 1  # pragma: no cover, jaxlib before 0.11.2
-    return any(
-        branch.reads(k) for branch in branches if not branch.updates for k in buffers.values()
+    if any(b.reads(k) for b in branches if not b.updates for k in buffers.values()):
+        return True
+    return not _jax.xla_copies_less and any(
+        returns_what_it_reads(Body(b.jaxpr), o, k) for b in branches for o, k in buffers.items()
     )
 
 

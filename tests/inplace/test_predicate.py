@@ -215,3 +215,26 @@ def test_a_branch_that_returns_all_of_what_it_has_written():
             want[k] = 0
         np.testing.assert_array_equal(refs.jit(program)(r, k), want if k > 2 else want - 1)
         np.testing.assert_array_equal(r, want)
+
+
+def test_a_branch_that_only_writes_keeps_its_updates():
+    """As in a queue: XLA copies neither buffer, and to take the updates out costs small copies."""
+
+    def push(seen, queue, tail, k):
+        seen[k] = 1.0
+        queue[tail[0]] = k * 1.0
+        tail[0] += 1
+
+    def loop(seen, queue, tail):
+        def step(k, _):
+            lax.cond(seen[k] != 1.0, lambda: push(seen, queue, tail, k), lambda: None)
+
+        lax.fori_loop(0, 20, step, None)
+
+    state = [*map(refs.new_ref, arrays()), refs.new_ref(jnp.zeros(1, int))]
+    closed = refs.discharge(refs.make_jaxpr(loop)(*state))
+    taken_out = predicate(flatten(closed.jaxpr, {}), {})
+    [scan] = (e for e in taken_out.eqns if e.primitive.name == "scan")
+    body = _jax.scan_params(scan.params).jaxpr.jaxpr
+    assert any(map(has_updates, body.eqns))
+    assert_in_place(loop, *state)
