@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import _digits_baselines
 import digits
 
+
 @dataclass(frozen=True)
 class Program:
     """One program: `over_refs(state, *args)` and `by_hand(state, *args)`, and their arguments."""
@@ -144,7 +145,9 @@ def shown(title: str, section: Section) -> Table:
         table.add_column(way, justify="right")
     for name, times in section.rows.items():
         by_hand = times["by hand"].median
-        table.add_row(name, *(f"{t.median:,.3g} ({t.median / by_hand:.2f}x)" for t in times.values()))
+        table.add_row(
+            name, *(f"{t.median:,.3g} ({t.median / by_hand:.2f}x)" for t in times.values())
+        )
     return table
 
 

@@ -72,10 +72,10 @@ LAYERS = [
     ["_inplace.flatten", "_inplace.starts"],
     [
         "_inplace.alike",
-        *("_inplace.accumulate", "_inplace.branches", "_inplace.gathers", "_inplace.predicate"),
+        *("_inplace.accumulate", "_inplace.branches", "_inplace.gathers"),
         "_inplace.sharded",
     ],
-    ["_inplace.scatters"],
+    ["_inplace.predicate", "_inplace.scatters"],
     ["_inplace.order"],
     ["_inplace.whole"],
     ["_inplace.fences"],

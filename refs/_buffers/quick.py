@@ -64,7 +64,7 @@ def try_update(ref: RefLike, idx: Indexer, method: str, value: Value) -> bool:
 
 
 def _locate(
-    shape: Shape, idx: Indexer
+    shape: Shape, index: Indexer
 ) -> tuple[tuple[Any, ...], tuple[Value, ...] | np.ndarray] | None:
     """The kinds of an index's entries, and its operands; None where the general way must be taken.
 
@@ -72,8 +72,7 @@ def _locate(
     `("at", shape)` for an int32 array; no kinds at all stand for the whole ref. Operands are a
     tuple of at most one number or array, or an int32 array of several numbers, of shape `[n]`.
     """
-    if type(idx) is tuple and len(idx) == 1:
-        idx = idx[0]
+    idx: Any = index[0] if type(index) is tuple and len(index) == 1 else index
     if idx is ...:
         return (), ()
     kind = type(idx)

@@ -259,11 +259,7 @@ def map_closed(eqn: Eqn, fun: Callable[[Any], Any]) -> Eqn:
         make = getattr(type(value), "_make", type(value))  # of a named tuple
         return make(map(mapped, value))
 
-    new = {
-        key: all_mapped(value)
-        for key, value in eqn.params.items()
-        if jaxprs_in({key: value})
-    }
+    new = {key: all_mapped(value) for key, value in eqn.params.items() if jaxprs_in({key: value})}
     return eqn.replace(params={**eqn.params, **new})
 
 
