@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
-
 TURN, MOST = 20_000, 5_000  # a turn: so many µs, but no more calls than that
 
 
