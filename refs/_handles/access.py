@@ -18,7 +18,7 @@ from refs._indexing.sharded import sharded_as_part
 from refs._indexing.syntax import Span
 from refs._indexing.values import fit, is_enabled
 from refs._origin import is_raised_by_jax, origin_of, user_site
-from refs._types import Aval, Indexer, Primitive, RefLike, Sharding, Value
+from refs._types import Aval, DType, Indexer, Primitive, RefLike, Sharding, Value
 from refs.errors import RefError, RefEscapeError, RefStateError, RefTypeError, RefValueError
 
 
@@ -209,12 +209,17 @@ def accumulate(ref: RefLike, idx: Indexer, method: str, operand: Value) -> None:
         update(ref, idx, method, operand)
 
 
+def check_method(dtype: DType, method: str) -> None:
+    """Raises if elements of a dtype have no `ref.at[…].<method>`."""
+    if dtype == bool and method in ("subtract", "divide", "power"):
+        raise RefTypeError(f"booleans have no {method}: write what you mean, `ref[i] = …`")
+
+
 def update(ref: RefLike, idx: Indexer, method: str, operand: Value) -> None:
     """`ref.at[idx].<method>(operand)` for all but `set` and `add`."""
     aval = _check_writable(ref, method)
     with blamed(method, ref):
-        if aval.dtype == bool and method in ("subtract", "divide", "power"):
-            raise RefTypeError(f"booleans have no {method}: write what you mean, `ref[i] = …`")
+        check_method(aval.dtype, method)
         index = Index.parse(idx, aval.shape)
         if method == "subtract":
             addupdate(ref, index, jnp.negative(fit(operand, index.result_shape, aval.dtype)))

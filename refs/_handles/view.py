@@ -273,8 +273,11 @@ class RefView:
 
     def _update_scalar(self, index: Index, method: str, operand: Value) -> None:
         with access.blamed(method, self._ref):
+            access.check_method(self.dtype, method)
             if method != "apply":
                 operand = fit(operand, index.result_shape, self.dtype)
+            if method == "subtract":
+                method, operand = "add", jnp.negative(operand)
         if method == "add":  # Lanes that share the ref mustn't read it before.
             access.addupdate(self._ref, ..., index.add(jnp.zeros(1, self.dtype), operand)[0])
         else:

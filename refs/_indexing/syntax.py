@@ -13,7 +13,7 @@ import numpy as np
 from refs import _jax
 from refs._indexing.places import clipped, is_static, known, narrow, unwrapped
 from refs._types import Indexer, Value
-from refs.errors import RefIndexError, RefTypeError
+from refs.errors import RefIndexError, RefTypeError, RefValueError
 
 
 class Span(NamedTuple):
@@ -211,6 +211,8 @@ def _bound_slice(entry: slice, n: int) -> Reversed | Span:
         else:
             why = f"the bounds of a slice must be integers or None, not {bounds}"
         raise RefTypeError(why) from None
+    except ValueError:
+        raise RefValueError("the step of a slice can't be 0") from None
     size = max(0, math.ceil((stop - start) / step))
     if size <= 1:  # Direction and step have no meaning.
         return Span(start if size else 0, size)

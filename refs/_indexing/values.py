@@ -22,7 +22,8 @@ def convert(value: Value, dtype: DType) -> Value:
     Raises:
       RefTypeError: if `dtype` can't hold every value of `value`'s type (a float in an integer
         ref, a complex in a real one), where `jax.numpy` casts with a warning.
-      RefValueError: if a Python integer is out of the range of `dtype`.
+      RefValueError: if a Python integer is out of the range of `dtype`, or one in a list out of
+        that of the dtype which `jax.numpy` gives the list.
     """
     if isinstance(value, _jax.NativeRef):
         raise RefTypeError("a Ref can't hold a Ref: write its value, `ref[...] = other[...]`")
@@ -36,6 +37,8 @@ def convert(value: Value, dtype: DType) -> Value:
         return _number(value, dtype)
     try:
         value = _jax.as_array(value)
+    except OverflowError as error:  # an integer in a list, for which JAX chooses a dtype
+        raise RefValueError(f"{error}: give an array of a dtype that holds it") from None
     except (TypeError, ValueError):
         raise RefTypeError(
             f"a value of type {type(value).__name__} is not an array or a number"
@@ -78,6 +81,14 @@ def _number(value: Value, dtype: DType) -> np.ndarray:
             raise RefValueError(
                 f"{value} is out of the range of {dtype}, {limits.min} to {limits.max}"
             )
+    elif type(value) is int and jnp.issubdtype(dtype, jnp.inexact):
+        try:
+            value = float(value)  # not every dtype takes large integers
+        except OverflowError:
+            bits = value.bit_length()
+            raise RefValueError(
+                f"an integer of {bits} bits is out of the range of {dtype}"
+            ) from None
     with np.errstate(over="ignore"):  # to infinity, as in jax.numpy
         return np.asarray(value, dtype)
 

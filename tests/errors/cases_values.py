@@ -67,6 +67,31 @@ def wrong_python_number(r, i):
 
 @raises(
     errors.RefValueError,
+    "set of ref `r` (created at FILE:N): an integer of 1329 bits is out of the range of float32",
+)
+def number_that_no_float_holds(r, i):
+    r[0] = 10**400
+
+
+@raises(
+    errors.RefValueError,
+    "set of ref `i` (created at FILE:N): Python integer 1099511627776 out of bounds for int32: "
+    "give an array of a dtype that holds it",
+)
+def list_of_large_numbers(r, i):
+    i[0:1] = [2**40]
+
+
+@raises(
+    errors.RefValueError,
+    "get of ref `r` (created at FILE:N): the step of a slice can't be 0",
+)
+def slice_without_a_step(r, i):
+    r[::0]
+
+
+@raises(
+    errors.RefValueError,
     "set of ref `i` (created at FILE:N): 300 is out of the range of int8, -128 to 127",
 )
 def number_out_of_range(r, i):

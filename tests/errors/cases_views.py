@@ -21,6 +21,16 @@ def difference_of_booleans(r, i):
 
 
 @raises(
+    errors.RefTypeError,
+    "subtract of ref `flag` (created at FILE:N): booleans have no subtract: write what you mean, "
+    "`ref[i] = …`",
+)
+def difference_of_one_boolean(r, i):
+    flag = refs.new_ref(np.array(True), name="flag")
+    flag.at[True].at[()].subtract(True)
+
+
+@raises(
     errors.RefIndexError,
     "get of ref `none` (created at FILE:N): an index array of shape (1,) is out of bounds for "
     "axis 0 of size 0",

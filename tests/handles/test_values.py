@@ -363,3 +363,14 @@ def test_strict_promotion():
     with jax.numpy_dtype_promotion("strict"), pytest.raises(RefTypeError, match="cast it yourself"):
         r[...] = jnp.ones(3, jnp.int32)
     assert not r[...].any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
+def test_large_python_integers_are_rounded_as_floats(dtype):
+    ref = refs.new_ref(jnp.zeros(2, dtype))
+    for value in (2**63, -(10**20), 10**300):
+        with np.errstate(over="ignore"):
+            want = np.asarray(float(value), ref.dtype)
+        ref[0] = value
+        refs.jit(refs.set, static_argnums=(1, 2))(ref, 1, value)
+        assert ref[0] == ref[1] == want

@@ -318,3 +318,11 @@ def test_a_part_is_read_to_where_it_is_wanted(ref):
     part = ref.at[1].get(out_sharding=sharding)
     assert part.sharding.is_equivalent_to(sharding, part.ndim)
     np.testing.assert_array_equal(part, ref[1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint8"])
+def test_subtract_from_the_element_that_a_mask_of_no_axis_selects(dtype):
+    ref = refs.new_ref(jnp.array(3, dtype))
+    ref.at[True].at[()].subtract(1)
+    refs.jit(lambda ref: ref.at[True].at[()].subtract(1))(ref)
+    assert ref[...] == 1
