@@ -13,7 +13,7 @@ from jax import lax
 from jax.lax import GatherScatterMode
 
 from refs._inplace.body import Body, replaced
-from refs._inplace.gathers import are_few
+from refs._inplace.gathers import FEWER, are_few
 from refs._types import Eqn, Value
 
 
@@ -76,4 +76,10 @@ def _updates(
             new = lax.select(inside, new, old)
         return lax.dynamic_update_slice(operand, new, starts, allow_negative_indices=False)
 
-    return lax.fori_loop(0, n_rows, update, operand)
+    if n_rows > FEWER:
+        return lax.fori_loop(0, n_rows, update, operand)
+    # A loop over very few rows costs more, in counters and calls, than the updates one by one. They
+    # are equations here, not left to `unroll`: the next stages put fences between them.
+    for k in range(n_rows):
+        operand = update(np.int32(k), operand)
+    return operand

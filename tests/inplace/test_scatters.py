@@ -97,3 +97,11 @@ def test_lanes_of_loops_have_no_scatter():
     assert " gather(" not in text
     want = [sum((k + 2**14 >> j) % 2 == 0 for j in range(15)) for k in ks.tolist()]
     np.testing.assert_array_equal(fun(trees, ks), want)
+
+
+@pytest.mark.parametrize("lanes, loops", [(4, False), (16, True)])
+def test_very_few_rows_are_written_without_a_loop(lanes, loops):
+    write = jax.vmap(lambda x, i: x.at[i].set(1.0))
+    x = jnp.zeros((lanes, 1000))
+    compiled = jax.jit(refs.in_place(write)).lower(x, jnp.arange(lanes)).compile()
+    assert (" while(" in compiled.as_text()) == loops
