@@ -211,7 +211,7 @@ def accumulate(ref: RefLike, idx: Indexer, method: str, operand: Value) -> None:
 
 def check_method(dtype: DType, method: str) -> None:
     """Raises if elements of a dtype have no `ref.at[…].<method>`."""
-    if dtype == bool and method in ("subtract", "divide", "power"):
+    if jnp.issubdtype(dtype, jnp.bool_) and method in ("subtract", "divide", "power"):
         raise RefTypeError(f"booleans have no {method}: write what you mean, `ref[i] = …`")
 
 
