@@ -81,6 +81,14 @@ def test_arrays_that_nobody_has_put_somewhere_come_along():
 
 
 @has_several
+def test_refs_of_jax_keep_their_value_too():
+    r = jax.new_ref(on(0, 1))
+    with pytest.raises(refs.errors.RefValueError, match=r"with an array that lies on .*:1"):
+        refs.set(r, ..., on(1, 0))
+    np.testing.assert_array_equal(refs.get(r), 1)
+
+
+@has_several
 def test_numbers_that_were_first_used_under_a_mesh_are_used_without_it():
     """JAX spreads them over the mesh, and other operations then can't use them."""
     single, other = refs.new_ref(jnp.zeros(1234)), refs.new_ref(on(1, jnp.zeros((1234, 1))))

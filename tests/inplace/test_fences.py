@@ -105,6 +105,17 @@ def test_the_fences_of_a_body_share_their_predicate():
         assert text.count(" popcnt(") == 1
 
 
+@pytest.mark.parametrize("dtype", ["bool", "complex64"])
+def test_a_predicate_can_be_made_of_any_dtype(dtype):
+    def swap(x):
+        x[0], x[1] = x[1], x[0]
+
+    ref = refs.new_ref(jnp.zeros(N, dtype).at[0].set(True))
+    refs.jit(swap)(ref)
+    assert (ref[0], ref[1]) == (0, 1)
+    assert conditionals(swap, ref) == 1
+
+
 def test_what_must_be_seen_decides_itself():
     """A fence waits for a large value by a predicate of its own."""
 
