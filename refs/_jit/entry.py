@@ -110,9 +110,18 @@ class Entry:
 
     def trace(self, flat: list[Any]) -> jax.stages.Traced:
         """The compiled function's trace, as JAX gives it."""
-        state = [buffer_of(r) for r in self.arguments.written_of(flat)]
-        constants = [buffer_of(r) for r in self.arguments.read_of(flat)]
-        return self.executable.compiled.trace(*self.executable.operands(flat, state, constants))
+        while True:
+            state = [buffer_of(r) for r in self.arguments.written_of(flat)]
+            constants = [buffer_of(r) for r in self.arguments.read_of(flat)]
+            operands = self.executable.operands(flat, state, constants)
+            try:
+                return self.executable.compiled.trace(*operands)
+            except Exception as error:
+                # JAX asks whether an array is deleted, and then for its layout. Another thread may
+                # write the ref between the two.
+                is_gone = any(x.is_deleted() for x in (*state, *constants))
+                if not (_jax.is_about_deleted(error) and is_gone):
+                    raise
 
     def compile_ahead(self, flat: list[Any]) -> None:
         """Compiles the program for a call, if that hasn't been done.

@@ -1,5 +1,6 @@
 """Threads that read what others write: they see whole values, and disturb nobody."""
 
+import sys
 import threading
 
 import jax
@@ -54,6 +55,54 @@ def test_readers_see_whole_values(name, write):
 
     side_by_side(writer, *[reader] * 3)
     assert held(a) == held(b) == N
+
+
+class _InLayouts:
+    """A trace function: `action` runs before the k-th line where JAX looks at an array's layout.
+
+    That is while it traces: in the call itself a writer would wait.
+    """
+
+    def __init__(self, k, action):
+        self.k, self.seen, self.action = k, 0, action
+
+    def __call__(self, frame, event, _):
+        code = frame.f_code
+        is_look = code.co_name == "format" and code.co_filename.endswith("array.py")
+        if event == "call" and is_look and "compile_ahead" in _callers(frame):
+            return self.line
+
+    def line(self, _, event, __):
+        if event == "line":
+            self.seen += 1
+            if self.seen == self.k:
+                self.action()
+        return self.line
+
+
+def _callers(frame):
+    while frame is not None:
+        yield frame.f_code.co_name
+        frame = frame.f_back
+
+
+@pytest.mark.parametrize("program", [add_one, lambda r: r[...]], ids=["writes", "reads"])
+def test_a_first_call_beside_a_writer(program):
+    """JAX asks whether an array is deleted, and then for its layout; a writer comes between."""
+    n_written, before = 0, sys.gettrace()
+    for k in range(10):
+        r = ref("r", (3,))
+        tracer = _InLayouts(k, lambda r=r: side_by_side(lambda: step(r)))
+        call = refs.jit(lambda r: program(r))
+        sys.settrace(tracer)
+        try:
+            call(r)
+        finally:
+            sys.settrace(before)
+        is_written = 0 < k <= tracer.seen
+        assert held(r) == is_written + (program is add_one)
+        n_written += is_written
+    assert n_written > 1
 
 
 @pytest.mark.parametrize("used", ["a", "b"])
