@@ -93,7 +93,11 @@ def test_a_first_call_beside_a_writer(program):
     for k in range(10):
         r = ref("r", (3,))
         tracer = _InLayouts(k, lambda r=r: side_by_side(lambda: step(r)))
-        call = refs.jit(lambda r: program(r))
+
+        @refs.jit
+        def call(r):
+            return program(r)
+
         sys.settrace(tracer)
         try:
             call(r)
