@@ -85,7 +85,8 @@ class Measurement:
 
     @property
     def machine(self) -> str:
-        return "{cpu}, {cores} cores".format(**self.about["machine"])
+        machine = self.about["machine"]
+        return machine.get("gpu") or "{cpu}, {cores} cores".format(**machine)
 
 
 def one_line(name: str) -> str:
@@ -135,7 +136,7 @@ def about_this_run(name: str) -> dict[str, Any]:
     return {
         "commit": commit(),
         "date": datetime.date.today().isoformat(),
-        "machine": {"cpu": cpu(), "cores": os.cpu_count(), "os": platform.system()},
+        "machine": {"cpu": cpu(), "cores": os.cpu_count(), "os": platform.system(), **gpu()},
         "python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},
         "sources": BENCHMARKS[name].sources(),
@@ -164,6 +165,14 @@ def cpu() -> str:
     listed = Path("/proc/cpuinfo")
     model = re.search(r"model name\s*:\s*(.*)", listed.read_text()) if listed.exists() else None
     return model[1] if model else platform.processor() or platform.machine()
+
+
+def gpu() -> dict[str, str]:
+    """What the figures are of, where it isn't the CPU."""
+    import jax  # Who only reads results needn't have it.
+
+    device = jax.devices()[0]
+    return {} if device.platform == "cpu" else {"gpu": device.device_kind}
 
 
 # -- Read -----------------------------------------------------------------------------------------

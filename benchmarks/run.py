@@ -5,7 +5,7 @@
     python benchmarks/run.py --quick --results build/results
 
 From the top of the checkout, with `refs`, rich and scikit-learn installed, and numba, for the loops
-over plain memory. A file keeps what was measured on other versions of JAX. `tables.py` then renews
+over plain memory. Without a GPU, `gpu` is left out. A file keeps what was measured on other versions of JAX. `tables.py` then renews
 the tables and plots of the documentation, and `compare.py` says what got slower.
 """
 
@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 from results import FOLDER
 from suite import BENCHMARKS, ROOT
 
@@ -41,6 +42,8 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=FOLDER, metavar="FOLDER")
     options = parser.parse_args()
     names = [options.only] if options.only else list(BENCHMARKS)
+    if not options.quick and jax.default_backend() == "cpu":
+        names = [name for name in names if not BENCHMARKS[name].needs_gpu]
     # All of them are run, so that one that can't run here doesn't hide the others.
     done = [run(name, options.results, options.quick) for name in names]
     return 0 if all(done) else 1

@@ -18,12 +18,14 @@ class Benchmark:
       measures: folders and files of the repository. Figures are stale once one of them has changed.
       full: the arguments for figures to be shown, if they aren't the script's own defaults.
       quick: those for the smallest run, whose figures mean nothing.
+      needs_gpu: whether other figures than these are only measured on a GPU.
     """
 
     script: str
     measures: tuple[str, ...]
     full: tuple[str, ...] = ()
     quick: tuple[str, ...] = ("--rounds", "2")
+    needs_gpu: bool = False
 
     def sources(self, root: Path = ROOT) -> str:
         """A hash of what is measured, and of what measures it."""
@@ -64,6 +66,16 @@ BENCHMARKS = {
         "callbacks.py",
         ("_buffers", "_callbacks", "_jit", "_transactions", "benchmarks/callbacks_ways.py"),
         quick=("--sizes", "4", "4096", "--rounds", "2", "--budget", "0.01", "--quick"),
+    ),
+    "gpu": Benchmark(
+        "gpu.py",
+        (
+            *("_buffers", "_derivatives", "_discharge", "_handles", "_indexing", "_inplace"),
+            *("_jit", "_lanes", "_tracing", "_transactions"),
+            *("benchmarks/dispatch", "benchmarks/programs"),
+        ),
+        quick=("--sizes", "1024", "2048", "--steps", "4", "--rounds", "1"),
+        needs_gpu=True,
     ),
     "lanes": Benchmark("lanes.py", ("_discharge", "_indexing", "_inplace", "_lanes")),
     "packed": Benchmark(

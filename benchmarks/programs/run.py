@@ -35,31 +35,15 @@ from pathlib import Path
 import jax
 import ways
 import whole
-from branches import BRANCHES
-from gradients import DERIVED
-from graphs import GRAPHS
-from keyed import KEYED
-from lists import LISTS
-from machines import MACHINES
-from programs import FORWARD, Program
-from queues import QUEUES
+from catalogue import SUITE
+from programs import Program
 from rich.console import Console
 from rich.table import Table
-from structures import STRUCTURES
-from waves import WAVES
-
-from refs.testing._hlo import Module
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from results import Row, Section, add_option, record
 from stopwatch import Timing
 
-SUITE = [
-    *FORWARD,
-    *(*STRUCTURES, *LISTS, *QUEUES, *GRAPHS, *KEYED, *MACHINES),
-    *BRANCHES,
-    *(*WAVES, *DERIVED),
-]
 SIZES = (10**4, 10**6)
 LEAST = 0.001  # µs: less than that is noise
 WIDTH = 170  # of the tables, where no terminal says
@@ -95,19 +79,7 @@ def figures(
         found = ways.microseconds_a_step(program, n, steps, rounds, budget)
         for way, time in found.items():
             times.setdefault(way, {})[n] = time
-    return Figures(program.title, times, copies(program, small, steps))
-
-
-def copies(program: Program, n: int, steps: int) -> dict[str, tuple[int, int]]:
-    state, args = ways.inputs(program, n, steps)
-    smallest = min(x.size for x in state if x.size >= 64)  # A counter is no buffer.
-    found = {}
-    for name, way in ways.ways(program, state).items():
-        if way.hlo is not None:
-            moves = Module.parse(way.hlo(args)).moves()
-            looped = [m.in_loop for m in moves if m.size >= smallest and not m.is_collective]
-            found[name] = (sum(looped), len(looped) - sum(looped))
-    return found
+    return Figures(program.title, times, ways.copies(program, small, steps))
 
 
 # -- Table ----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import numpy as np
 from programs import Arrays, Program
 
 import refs
+from refs.testing._hlo import Module
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from stopwatch import Timing, in_turns
@@ -26,6 +27,7 @@ except ImportError:  # an extra
     numba = None
 
 Call = Callable[[], Any]
+BOUND = "bound"
 
 # -- Ways -----------------------------------------------------------------------------------------
 
@@ -51,13 +53,15 @@ def over(m: Any, function: Callable[..., None], state: Arrays) -> Way:
     @m.jit
     def step(state: Any, args: Any) -> Any:
         function(*state, *args)
-        return jnp.int32(0)  # to wait for
+        # To wait for: that of JAX's refs is all that one can. On a GPU XLA copies the memory of the
+        # interpreter in each step if its program returns a constant, too, by hand as well.
+        return None if m is refs else jnp.int32(0)
 
     held = [m.new_ref(jnp.array(x)) for x in state]
 
     def on(args: Arrays) -> Call:
         on_device = [jnp.asarray(a) for a in args]
-        return lambda: step(held, on_device).block_until_ready()
+        return lambda: jax.block_until_ready((step(held, on_device), held))
 
     return Way(
         on,
@@ -109,7 +113,7 @@ def ways(program: Program, state: Arrays) -> dict[str, Way]:
         "jax.Ref": over(jax, program.over_native or program.over_refs, state),
         "by hand": by_hand(program.by_hand, state),
         "refs.in_place": by_hand(refs.in_place(program.by_hand), state),
-        "bound": bound(program.bound, state),
+        BOUND: bound(program.bound, state),
     }
 
 
@@ -118,13 +122,16 @@ def inputs(program: Program, n: int, steps: int) -> tuple[Arrays, Arrays]:
     return program.inputs(n, steps, np.random.default_rng(0))
 
 
-def checked(program: Program, n: int, steps: int) -> dict[str, Way]:
-    """The ways, each of which has run once and then held what the bound holds."""
+def checked(
+    program: Program, n: int, steps: int, names: Sequence[str] | None = None
+) -> dict[str, Way]:
+    """The ways, or those with these names; each has run once and then held what the bound holds."""
     state, args = inputs(program, n, steps)
     found = ways(program, state)
+    found = {name: way for name, way in found.items() if names is None or name in (*names, BOUND)}
     for way in found.values():
         way.on(args)()
-    expected = found["bound"].state()
+    expected = found[BOUND].state()
     for name, way in found.items():
         for got, right in zip(way.state(), expected, strict=True):
             message = f"{program.title}, {name}, {n} elements"
@@ -132,6 +139,24 @@ def checked(program: Program, n: int, steps: int) -> dict[str, Way]:
                 np.testing.assert_array_equal(got, right, err_msg=message)
             else:
                 np.testing.assert_allclose(got, right, rtol=2e-4, atol=1e-5, err_msg=message)
+    return found
+
+
+def copies(
+    program: Program, n: int, steps: int, names: Sequence[str] | None = None
+) -> dict[str, tuple[int, int]]:
+    """The copies of arrays as large as the state, of the ways or those with these names.
+
+    They are those in the optimized HLO: in loops, and once.
+    """
+    state, args = inputs(program, n, steps)
+    smallest = min(x.size for x in state if x.size >= 64)  # A counter is no buffer.
+    found = {}
+    for name, way in ways(program, state).items():
+        if way.hlo is not None and (names is None or name in names):
+            moves = Module.parse(way.hlo(args)).moves()
+            looped = [m.in_loop for m in moves if m.size >= smallest and not m.is_collective]
+            found[name] = (sum(looped), len(looped) - sum(looped))
     return found
 
 

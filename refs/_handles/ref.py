@@ -167,6 +167,17 @@ class Ref(_Fields):
         start = self._part.start * self._dtype.itemsize
         return exchange.current_buffer(self._refs).unsafe_buffer_pointer() + start
 
+    def block_until_ready(self) -> Ref:
+        """Waits until the ref's value is computed, as of an array; returns the ref.
+
+        `jax.block_until_ready` of a tree of refs calls it. (JAX's own refs don't wait there.)
+
+        Raises:
+          RefStateError: if the ref has ended, or its value was lost.
+        """
+        self._reading(lambda buffer, _: buffer.block_until_ready(), None)
+        return self
+
     if TYPE_CHECKING:
         # JAX's class and the ref's type have these at run time.
         @property

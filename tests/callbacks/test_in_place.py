@@ -9,6 +9,9 @@ from jax import lax
 import refs
 from refs._jit import ways
 from tests.inplace.helpers import assert_in_place
+from tests.platforms import in_host_memory
+
+pytestmark = in_host_memory
 
 S = jax.ShapeDtypeStruct
 

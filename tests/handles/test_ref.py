@@ -120,6 +120,36 @@ def test_attributes():
     assert refs.new_ref(1).name is None
 
 
+SLOW = refs.jit(
+    lambda r: refs.fori_loop(0, 300, lambda _, __: r.at[...].set(jnp.sin(r[...])), None)
+)
+
+
+@pytest.mark.parametrize(
+    "wait", [jax.block_until_ready, lambda tree: tree["r"].block_until_ready()]
+)
+def test_waiting_for_a_value(wait):
+    r = refs.new_ref(jnp.ones(30_000))
+    SLOW(r)
+    waited = wait({"r": r})
+    assert r._cell[0].is_ready()
+    assert waited is r or waited == {"r": r}
+
+
+def test_waiting_for_what_is_gone(ref):
+    refs.freeze(ref)
+    with pytest.raises(RefStateError, match="frozen"):
+        jax.block_until_ready([ref])
+
+
+def test_waiting_inside_a_trace(ref):
+    def program(r):
+        r[0] = 5
+        return jax.block_until_ready(r)[0]
+
+    assert refs.jit(program)(ref) == refs.jit(lambda: program(ref))() == 5
+
+
 def test_repr():
     matrix = refs.new_ref(jnp.arange(6).reshape(2, 3), name="w")
     assert repr(matrix) == "Ref([[0, 1, 2],\n     [3, 4, 5]], dtype=int32, name='w')"

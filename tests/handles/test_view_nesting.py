@@ -313,7 +313,7 @@ def test_arrays_in_a_view_of_a_scalar(run):
         v.at[:, None].add(1.0)
         v.at[i].add(jnp.array([1.0, 2.0, 9.0]))
         v.at[None, i[0]].at[0].multiply(2.0)
-        old = v.at[i].swap(jnp.array([3.0, 4.0, 9.0]))
+        old = v.at[i].swap(jnp.array([4.0, 4.0, 9.0]))
         v.at[i[0]].apply(lambda x: x + 1)
         return old, v.at[i].get(mode="fill", fill_value=-1.0)
 

@@ -10,6 +10,7 @@ from jax import lax
 import refs
 from refs._inplace import body
 from tests.inplace.helpers import assert_in_place, rewritten
+from tests.platforms import as_on_cpu
 
 N = 10_000
 
@@ -55,6 +56,7 @@ def writes_before_a_read(r, i, j):
     r[i + j] = r[i + 1] + r[j + 1]
 
 
+@as_on_cpu
 @pytest.mark.parametrize(
     "step, fences",
     [
@@ -89,6 +91,7 @@ def test_what_was_there_may_also_be_returned():
         assert sum(eqn.primitive.name == "cond" for eqn in eqns) == 2
 
 
+@as_on_cpu
 def test_the_fences_of_a_body_share_their_predicate():
     def swaps(x, places):
         for i, j in places:
@@ -105,6 +108,7 @@ def test_the_fences_of_a_body_share_their_predicate():
         assert text.count(" popcnt(") == 1
 
 
+@as_on_cpu
 @pytest.mark.parametrize("dtype", ["bool", "complex64"])
 def test_a_predicate_can_be_made_of_any_dtype(dtype):
     def swap(x):
@@ -132,6 +136,7 @@ def test_what_must_be_seen_decides_itself():
     assert (names.count("cond"), names.count("population_count")) == (3, 2)
 
 
+@as_on_cpu
 def test_small_buffers_are_copied(monkeypatch):
     """A fence takes longer than a copy of 4 KiB."""
     monkeypatch.setattr(body, "SMALLEST_FENCED", 4096)  # as outside the tests

@@ -10,6 +10,7 @@ from jax import lax
 
 import refs
 from tests.inplace.helpers import assert_in_place, rewritten
+from tests.platforms import as_on_cpu
 
 X = jnp.arange(512.0).reshape(8, 64)
 ROWS = jnp.array([3, -2, 70, 3, 0])
@@ -70,6 +71,7 @@ def test_many_rows_stay_a_scatter():
     assert "scatter" in primitives(many)
 
 
+@as_on_cpu
 def test_lanes_of_loops_have_no_scatter():
     """XLA's threads, or passes over all of the array, would take some µs for each."""
     trees = refs.new_ref(jnp.zeros((4, 2**15)))
@@ -99,6 +101,7 @@ def test_lanes_of_loops_have_no_scatter():
     np.testing.assert_array_equal(fun(trees, ks), want)
 
 
+@as_on_cpu
 @pytest.mark.parametrize("lanes, loops", [(4, False), (16, True)])
 def test_very_few_rows_are_written_without_a_loop(lanes, loops):
     write = jax.vmap(lambda x, i: x.at[i].set(1.0))

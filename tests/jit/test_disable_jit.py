@@ -21,8 +21,9 @@ def over_devices(axis):
 PLACES = {
     "default": lambda: None,
     "device": lambda: SingleDeviceSharding(jax.devices()[-1]),
-    "memory": lambda: SingleDeviceSharding(jax.devices()[0], memory_kind="unpinned_host"),
 }
+if any(memory.kind == "unpinned_host" for memory in jax.devices()[0].addressable_memories()):
+    PLACES["memory"] = lambda: SingleDeviceSharding(jax.devices()[0], memory_kind="unpinned_host")
 if N > 1:
     PLACES |= {
         "sharded": lambda: over_devices("x"),
