@@ -5,8 +5,9 @@
     python benchmarks/run.py --quick --results build/results
 
 From the top of the checkout, with `refs`, rich and scikit-learn installed, and numba, for the loops
-over plain memory. Without a GPU, `gpu` is left out. A file keeps what was measured on other versions of JAX. `tables.py` then renews
-the tables and plots of the documentation, and `compare.py` says what got slower.
+over plain memory. Without a GPU, `gpu` is left out. A file keeps what was measured on other
+versions of JAX. `tables.py` then renews the tables and plots of the documentation, and `compare.py`
+says what got slower.
 """
 
 from __future__ import annotations
