@@ -268,6 +268,54 @@ def plot_of_programs(results: Results) -> str:
     return panels(lines, f"µs a step, over the number of elements (jax {found.jax})")
 
 
+# -- On a GPU -------------------------------------------------------------------------------------
+
+
+@text("gpu.calls")
+def calls_on_a_gpu(results: Results) -> str:
+    return of_ways(results, "calls", "refs.pack")
+
+
+@text("gpu.eager")
+def eager_on_a_gpu(results: Results) -> str:
+    return of_ways(results, "eager")
+
+
+def of_ways(results: Results, title: str, *more: str) -> str:
+    """A section's control, `jax.Ref` and `refs`; and these columns, where a row has them."""
+    section = results.newest("gpu").sections[title]
+    ways = str(section.control), "jax.Ref", "refs", *more
+    rows = (
+        [code_title(row_title), *(cell(row, way, section.control) for way in ways)]
+        for row_title, row in section.rows.items()
+    )
+    return table([section.unit, *map(code, ways)], rows)
+
+
+@text("gpu.loops")
+def loops_on_a_gpu(results: Results) -> str:
+    found = results.newest("gpu")
+    small, large = sizes(found)
+    copies = found.sections["copies"].rows
+
+    def line(title: str, row: Row) -> Iterable[str]:
+        others = found.sections[small].rows[title]
+        yield title
+        yield from (f"{step(others, way)} → {step(row, way)}" for way in ("refs", *ways))
+        yield "{:.0f} → {:.0f}".format(*(copies[title][w].median for w in ("by hand", "refs")))
+
+    ways = "jax.Ref", "by hand"
+    head = [f"µs a step, {n(small)} → {n(large)}", *map(code, ("refs", *ways)), "copies by hand"]
+    rows = found.sections[large].rows.items()
+    return table(head, (list(line(title, row)) for title, row in rows))
+
+
+@text("gpu.moved")
+def moved_on_a_gpu(results: Results) -> str:
+    rows = results.newest("gpu").sections["moved"].rows
+    return "; ".join(f"{row['refs'].median:.0f} in: {title}" for title, row in rows.items())
+
+
 # -- The README -----------------------------------------------------------------------------------
 
 
