@@ -73,7 +73,7 @@ LAYERS = [
     [
         "_inplace.alike",
         *("_inplace.accumulate", "_inplace.branches", "_inplace.gathers"),
-        "_inplace.sharded",
+        *("_inplace.masked", "_inplace.sharded"),
     ],
     ["_inplace.predicate", "_inplace.scatters"],
     ["_inplace.order"],

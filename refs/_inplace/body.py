@@ -170,9 +170,11 @@ def unmasked(
 ) -> tuple[list[Atom], Atom, set[int]]:
     """An update's mask, if it has one; what it writes where that is true; the equations it saves.
 
-    A write that leaves out what is out of bounds selects between a value and what was there.
+    A write that leaves out what is out of bounds selects between a value and what was there. The
+    update may also stand in the conditional of a fence, which takes the same operands, and more.
     """
-    before, value, *places = eqns[update].invars
+    is_fenced = eqns[update].primitive is _jax.cond_p
+    before, value, *places = eqns[update].invars[is_fenced:]
     select = made_by.get(value) if is_var(value) else None
     if select is not None and eqns[select].primitive is lax.select_n_p:
         mask, old, *new = eqns[select].invars

@@ -1,4 +1,4 @@
-"""Stage 9: fences between the reads of a buffer and its update, where XLA would repeat the reads.
+"""Stage 10: fences between the reads of a buffer and its update, where XLA would repeat the reads.
 
 The equations are in order: a value read from a buffer is used before the buffer's update if it can
 be, and passes through the fence if not. See `fence` for the fences themselves.
@@ -21,7 +21,7 @@ from refs._inplace.body import (
     substitute,
     unmasked,
 )
-from refs._inplace.fence import Predicate, fenced
+from refs._inplace.fence import Predicate, fenced, is_fence
 from refs._inplace.order import has_jaxprs, is_computed_once, last_updates, needs
 from refs._types import Atom, Eqn
 
@@ -44,7 +44,7 @@ class _Fences:
     """Goes through the equations of a body in order, and emits them with the fences they need."""
 
     def __init__(self, body: Body, on_cpu: bool):
-        self.eqns = body.eqns
+        self.body, self.eqns = body, body.eqns
         self.on_cpu = on_cpu
         self.made_by = body.producers()
         self.users = body.consumers()
@@ -171,7 +171,11 @@ class _Fences:
 
     def _own_read(self, update: int) -> set[int]:
         """The equations by which an update reads what it overwrites: XLA fuses them with it."""
-        if self.eqns[update].primitive is not lax.dynamic_update_slice_p:
+        eqn = self.eqns[update]
+        is_one = eqn.primitive is lax.dynamic_update_slice_p
+        if not is_one and not (
+            eqn.primitive is _jax.cond_p and is_fence(eqn, self.body, self.made_by)
+        ):
             return set()
         _, _, own = unmasked(self.eqns, self.made_by, self.users, update)
         is_returned = any(not self.returned.isdisjoint(self.eqns[j].outvars) for j in own)

@@ -1,4 +1,4 @@
-"""Stage 3, on one CPU: gathers of a few rows become slices.
+"""Stage 4, on one CPU: gathers of a few rows become slices.
 
 XLA on CPU distributes a gather from a large array over its threads, however few elements it reads:
 that costs 4 µs for 8 elements of a megabyte. With JAX 0.10.2 a gather of 4 rows from a small array

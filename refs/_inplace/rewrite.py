@@ -1,19 +1,20 @@
 """The pass: it turns a pure jaxpr into one that XLA runs in place.
 
-Its stages, each in a file of its own, from the innermost jaxpr outwards but for the first four and
+Its stages, each in a file of its own, from the innermost jaxpr outwards but for the first five and
 the last. Before them, `alike` does at once what is done alike to parts of a buffer.
 
 0. `flatten`: calls are inlined where there is something to order in them.
 1. `predicate`, on CPUs: what one branch writes, and another one reads, is written after them.
 2. `sharded`, on several devices: slices become gathers and scatters of rows.
-3. `gathers`, on one CPU: gathers of a few rows become slices, in loops that only read, too.
-4. `accumulate`: what is added to zeros and then to a buffer is added to the buffer.
-5. `branches`, on CPUs: a conditional for each buffer that branches update.
-6. `scatters`, on one CPU: scatters of a few rows become loops over them.
-7. `whole`: what is read from a buffer that is overwritten as a whole is read before.
-8. `order`: the readers of a buffer come before its update.
-9. `fences`: what XLA would read again after the update passes through a fence.
-10. `starts`, on one CPU: many slices of one buffer become equal for XLA.
+3. `masked`, on one CPU: lanes that write nothing don't write what was there.
+4. `gathers`, on one CPU: gathers of a few rows become slices, in loops that only read, too.
+5. `accumulate`: what is added to zeros and then to a buffer is added to the buffer.
+6. `branches`, on CPUs: a conditional for each buffer that branches update.
+7. `scatters`, on one CPU: scatters of a few rows become loops over them.
+8. `whole`: what is read from a buffer that is overwritten as a whole is read before.
+9. `order`: the readers of a buffer come before its update.
+10. `fences`: what XLA would read again after the update passes through a fence.
+11. `starts`, on one CPU: many slices of one buffer become equal for XLA.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from refs._inplace.branches import split_branches
 from refs._inplace.fences import put_fences
 from refs._inplace.flatten import flatten, is_worth_it, map_jaxprs
 from refs._inplace.gathers import slice_small_gathers
+from refs._inplace.masked import drop_masked_rows
 from refs._inplace.order import order
 from refs._inplace.predicate import predicate
 from refs._inplace.scatters import loop_over_small_scatters
@@ -59,7 +61,7 @@ def rewrite(jaxpr: Jaxpr, on_cpu: bool = True, on_several: bool = False) -> Jaxp
     if on_several:
         jaxpr = in_rows(jaxpr, {})
     elif on_cpu and is_worth_it(jaxpr):
-        jaxpr = slice_small_gathers(jaxpr, {})
+        jaxpr = slice_small_gathers(drop_masked_rows(jaxpr, {}), {})
     jaxpr = _rewrite(jaxpr, on_cpu, on_several, {})
     return hide_starts(jaxpr) if on_cpu and not on_several else jaxpr
 

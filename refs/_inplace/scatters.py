@@ -1,4 +1,4 @@
-"""Stage 6, on one CPU: scatters of a few rows become loops that update one row after the other.
+"""Stage 7, on one CPU: scatters of a few rows become loops that update one row after the other.
 
 That is what lanes write that choose their places. XLA on CPU takes 0.09 µs for a scatter of 4 rows,
 and a loop 0.04. Inside other loops and branches it has its threads do a scatter into 512 KiB or

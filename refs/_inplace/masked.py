@@ -1,0 +1,162 @@
+"""Stage 3, on one CPU: lanes that write nothing don't write what was there.
+
+A write that may be out of bounds selects between a value and what was there (see `body.unmasked`),
+and so does one that is masked. JAX's `vmap` makes of that a gather of what was there in all lanes,
+a selection, and a scatter:
+
+    x = scatter(x, i, select(mask, v, gather(x, i)))
+
+Now the reads of all lanes come before all writes: if these are done one after the other, each must
+wait behind a fence. But a scatter can leave out rows, those that are out of bounds:
+
+    x = scatter(x, select(mask, i, out of bounds), v)
+
+So it is, if no row is written twice: a later row could have put back what was there before both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.lax import GatherScatterMode
+
+from refs._inplace.body import Body, is_same, is_var, splice
+from refs._inplace.flatten import map_inner
+from refs._types import Atom, Aval, Eqn, Jaxpr, Primitive, Value
+
+
+def drop_masked_rows(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
+    """The jaxpr, and those in it, with scatters that leave out the rows that aren't to be written.
+
+    `known` are the jaxprs seen in this pass and their results, by id.
+    """
+    if id(jaxpr) not in known:
+        body = Body(jaxpr)
+        eqns = [map_inner(e, lambda inner: drop_masked_rows(inner, known)) for e in jaxpr.eqns]
+        if any(eqn.primitive is lax.scatter_p for eqn in eqns):
+            masked, body.eqns = _Masked(body), []
+            for eqn in eqns:
+                found = masked.rows(eqn) if eqn.primitive is lax.scatter_p else None
+                body.eqns += [eqn] if found is None else _dropping(eqn, *found)
+            new = body.close()  # without the gathers, if nothing else needs them
+        else:
+            new = jaxpr.replace(eqns=eqns)
+        known[id(jaxpr)] = jaxpr, new
+    return known[id(jaxpr)][1]
+
+
+class _Masked:
+    """Finds the masks of scatters."""
+
+    def __init__(self, body: Body):
+        self.eqns = body.eqns
+        self.made_by = body.producers()
+        self.users = body.consumers()
+        self.returned = {v for v in body.outvars if is_var(v)}
+
+    def rows(self, scatter: Eqn) -> tuple[Atom, Atom] | None:
+        """The mask of a scatter, `[*batch]` or of the shape of its rows; and the rows it selects.
+
+        None if it has no mask, or one that isn't the same for all of a row.
+        """
+        operand, indices, updates = scatter.invars
+        p = scatter.params
+        if p["mode"] != GatherScatterMode.CLIP or not p["unique_indices"]:
+            return None
+        select = self._maker(updates, lax.select_n_p)
+        if select is None or len(select.invars) != 3:
+            return None
+        mask, old, new = select.invars
+        gather, shape = self._maker(old, lax.gather_p), _shape(mask)
+        is_own = (
+            gather is not None
+            and gather.params["mode"] == GatherScatterMode.CLIP
+            and _is_inverse(gather.params["dimension_numbers"], p["dimension_numbers"])
+            and gather.invars[0] is operand
+            and self._is_same(gather.invars[1], indices)
+            and all(len(self.users[v]) == 1 and v not in self.returned for v in (updates, old))
+        )
+        # A number selects for all rows at once; one that isn't a bool, by the order of cases.
+        if not is_own or shape != _shape(new) or str(mask.aval.dtype) != "bool":  # pyright: ignore
+            return None
+        window = p["dimension_numbers"].update_window_dims
+        if all(shape[d] == 1 for d in window):
+            return mask, new
+        made = self._maker(mask, lax.broadcast_in_dim_p)
+        batch = [d for d in range(len(shape)) if d not in window]
+        if made is None or list(made.params["broadcast_dimensions"]) != batch:
+            return None
+        of_rows = made.invars[0]
+        return (of_rows, new) if _shape(of_rows) == tuple(shape[d] for d in batch) else None
+
+    def _maker(self, v: Atom, *primitives: Primitive) -> Eqn | None:
+        """The equation that makes a value, if it is one of these primitives."""
+        k = self.made_by.get(v) if is_var(v) else None
+        return self.eqns[k] if k is not None and self.eqns[k].primitive in primitives else None
+
+    def _is_same(self, v: Atom, other: Atom) -> bool:
+        """Whether two indices are one value, or made in the same way: `vmap` makes them twice."""
+        if is_same(v, other):
+            return True
+        a, b = (self._maker(x, *_OF_INDICES) for x in (v, other))
+        return (
+            a is not None
+            and b is not None
+            and a.primitive is b.primitive
+            and a.params == b.params
+            and len(a.invars) == len(b.invars)
+            and all(map(self._is_same, a.invars, b.invars))
+        )
+
+
+# What the indices of a slice and of its update are made with, each once more; and `vmap`'s.
+_OF_INDICES = (lax.lt_p, lax.add_p, lax.select_n_p, lax.broadcast_in_dim_p, lax.concatenate_p)
+
+
+def _shape(atom: Atom) -> tuple[int, ...]:
+    aval: Aval = atom.aval
+    return aval.shape
+
+
+def _is_inverse(gather: Any, scatter: Any) -> bool:
+    """Whether a gather reads the rows that a scatter with the same indices writes."""
+    return (
+        gather.offset_dims == scatter.update_window_dims
+        and gather.collapsed_slice_dims == scatter.inserted_window_dims
+        and gather.start_index_map == scatter.scatter_dims_to_operand_dims
+        and gather.operand_batching_dims == scatter.operand_batching_dims
+        and gather.start_indices_batching_dims == scatter.scatter_indices_batching_dims
+    )
+
+
+def _dropping(scatter: Eqn, mask: Atom, rows: Atom) -> list[Eqn]:
+    """A scatter that writes `rows` where `mask` is true."""
+    operand, indices, _ = scatter.invars
+    dims = scatter.params["dimension_numbers"]
+    gone = (*dims.inserted_window_dims, *dims.operand_batching_dims)
+    window = iter(_shape(rows)[d] for d in dims.update_window_dims)
+    whole = _shape(operand)
+    sizes = [1 if d in gone else next(window) for d in range(len(whole))]
+    last = tuple(whole[d] - sizes[d] for d in dims.scatter_dims_to_operand_dims)
+    made, [kept] = splice(_out_of_bounds, [indices, mask], scatter, last=last)
+    params = {
+        **scatter.params,
+        "mode": GatherScatterMode.FILL_OR_DROP,
+        "indices_are_sorted": False,
+    }
+    return [*made, scatter.replace(invars=[operand, kept, rows], params=params)]
+
+
+def _out_of_bounds(indices: Value, mask: Value, *, last: tuple[int, ...]) -> Value:
+    """Indices, in bounds where `mask` is true and nowhere else.
+
+    `indices`: `[*batch, n_axes]`, clamped to what the scatter would. `last`: the last index in
+    bounds, of each axis.
+    """
+    bounds = jnp.array(last, indices.dtype)
+    clamped = lax.clamp(jnp.zeros_like(indices), indices, jnp.broadcast_to(bounds, indices.shape))
+    is_in = lax.reshape(mask, (*indices.shape[:-1], 1))
+    beyond = jnp.iinfo(indices.dtype).max
+    return jnp.where(is_in, clamped, jnp.full_like(clamped, beyond))
