@@ -170,13 +170,20 @@ class Ref(_Fields):
     def block_until_ready(self) -> Ref:
         """Waits until the ref's value is computed, as of an array; returns the ref.
 
-        `jax.block_until_ready` of a tree of refs calls it. (JAX's own refs don't wait there.)
+        `jax.block_until_ready` of a tree of refs calls it. (JAX's own refs don't wait there.) A
+        thread that writes the ref meanwhile isn't held up; then its value may be waited for.
 
         Raises:
           RefStateError: if the ref has ended, or its value was lost.
         """
-        self._reading(lambda buffer, _: buffer.block_until_ready(), None)
-        return self
+        while True:
+            buffer = self._buffer()
+            try:
+                buffer.block_until_ready()
+                return self
+            except RuntimeError:
+                if not buffer.is_deleted():  # A program has failed.
+                    raise
 
     if TYPE_CHECKING:
         # JAX's class and the ref's type have these at run time.

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -132,6 +133,27 @@ def test_waiting_for_a_value(wait):
     slow(), slow()
     assert wait({"r": r}) == {"r": r}
     assert r._cell[0].is_ready()
+
+
+def test_a_thread_that_waits_is_in_nobodys_way(ref, monkeypatch):
+    """Another one writes while it waits: the buffer that it waits for is deleted."""
+    array, writers = type(jnp.zeros(1)), []
+    wait = array.block_until_ready
+
+    def written_meanwhile(buffer):
+        if not writers and buffer is ref._cell[0]:
+            writers.append(threading.Thread(target=refs.addupdate, args=(ref, 0, 1), daemon=True))
+            writers[0].start()
+            writers[0].join(30)
+            assert buffer.is_deleted()
+        return wait(buffer)
+
+    refs.addupdate(ref, 0, 0)
+    monkeypatch.setattr(array, "block_until_ready", written_meanwhile)
+    before = float(ref[0])
+    assert ref.block_until_ready() is ref
+    assert len(writers) == 1
+    assert float(ref[0]) == before + 1
 
 
 def test_waiting_for_what_is_gone(ref):
