@@ -177,6 +177,7 @@ class Ref(_Fields):
           RefStateError: if the ref has ended, or its value was lost.
         """
         while True:
+            self._check()
             buffer = self._buffer()
             try:
                 buffer.block_until_ready()

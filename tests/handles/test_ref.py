@@ -158,8 +158,12 @@ def test_a_thread_that_waits_is_in_nobodys_way(ref, monkeypatch):
 
 def test_waiting_for_what_is_gone(ref):
     refs.freeze(ref)
-    with pytest.raises(RefStateError, match="frozen"):
-        jax.block_until_ready([ref])
+    packed = refs.pack([jnp.ones(3), jnp.ones(3)])
+    refs.freeze(packed[0])
+    for tree in ([ref], packed):
+        with pytest.raises(RefStateError, match="frozen"):
+            jax.block_until_ready(tree)
+    assert packed[1].block_until_ready() is packed[1]
 
 
 def test_waiting_inside_a_trace(ref):
