@@ -3,6 +3,7 @@
 import copy
 import pickle
 import threading
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -154,6 +155,15 @@ def test_a_thread_that_waits_is_in_nobodys_way(ref, monkeypatch):
     assert ref.block_until_ready() is ref
     assert len(writers) == 1
     assert float(ref[0]) == before + 1
+
+
+def test_waiting_for_a_program_that_has_failed(ref, monkeypatch):
+    """As on a GPU; on a CPU it fails at once."""
+    fail = mock.Mock(side_effect=RuntimeError("on purpose"))
+    monkeypatch.setattr(type(jnp.zeros(1)), "block_until_ready", fail)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        ref.block_until_ready()
+    fail.assert_called_once()
 
 
 def test_waiting_for_what_is_gone(ref):
