@@ -18,7 +18,6 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 from results import FOLDER
 from suite import BENCHMARKS, ROOT
 
@@ -36,6 +35,12 @@ def run(name: str, folder: Path, quick: bool) -> bool:
     return not failed
 
 
+def has_gpu() -> bool:
+    """Asked in another process, because JAX takes most of a card's memory when it starts."""
+    question = "import jax, sys; sys.exit(jax.default_backend() == 'cpu')"
+    return subprocess.run([sys.executable, "-c", question], check=False).returncode == 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=BENCHMARKS, metavar="NAME", help=", ".join(BENCHMARKS))
@@ -43,7 +48,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=FOLDER, metavar="FOLDER")
     options = parser.parse_args()
     names = [options.only] if options.only else list(BENCHMARKS)
-    if not options.quick and jax.default_backend() == "cpu":
+    if not options.quick and not has_gpu():
         names = [name for name in names if not BENCHMARKS[name].needs_gpu]
     # All of them are run, so that one that can't run here doesn't hide the others.
     done = [run(name, options.results, options.quick) for name in names]
