@@ -98,10 +98,14 @@ def code(way: str) -> str:
     return f"`{name}`{comma}{rest}"
 
 
-def whole_section(versions: Sequence[Measurement], title: str) -> str:
+def whole_section(
+    versions: Sequence[Measurement], title: str, of: Sequence[str] | None = None
+) -> str:
+    """All ways of a section, or those `of` these names."""
     section, *older = [found.sections[title] for found in versions[::-1]]
     oldest = older[-1] if older else Section(section.unit, {})
-    ways = sorted(section.ways(), key=lambda way: way != section.control)
+    named = [way for way in section.ways() if of is None or way in of]
+    ways = sorted(named, key=lambda way: way != section.control)
     ours = [way for way in oldest.ways() if way.startswith("refs")]
     jax = versions[0].jax
     rows = (
@@ -273,23 +277,8 @@ def plot_of_programs(results: Results) -> str:
 
 @text("gpu.calls")
 def calls_on_a_gpu(results: Results) -> str:
-    return of_ways(results, "calls", "refs.pack")
-
-
-@text("gpu.eager")
-def eager_on_a_gpu(results: Results) -> str:
-    return of_ways(results, "eager")
-
-
-def of_ways(results: Results, title: str, *more: str) -> str:
-    """A section's control, `jax.Ref` and `refs`; and these columns, where a row has them."""
-    section = results.newest("gpu").sections[title]
-    ways = str(section.control), "jax.Ref", "refs", *more
-    rows = (
-        [code_title(row_title), *(cell(row, way, section.control) for way in ways)]
-        for row_title, row in section.rows.items()
-    )
-    return table([section.unit, *map(code, ways)], rows)
+    ways = "by hand, donated", "jax.Ref", "refs", "refs.pack"  # The plot has other libraries, too.
+    return whole_section(results.of("gpu"), "calls", ways)
 
 
 @text("gpu.loops")

@@ -39,7 +39,7 @@ from calls import CALLS
 from catalogue import SUITE
 from eager import EAGER
 from programs import Program
-from way import BY_HAND, NATIVE, OURS, Row, Ways, keeps, threads, timed
+from way import BY_HAND, NATIVE, OURS, Row, Ways, keeps, measured, threads
 
 import refs
 
@@ -113,14 +113,6 @@ OF_A_GPU = [
         functools.partial(training, xla_gpu_graph_min_graph_size=2**20),
     ),
 ]
-
-
-def calls(rows: Sequence[Row], rounds: int) -> Section:
-    found = {}
-    for row in rows:
-        print(row.title, "…", file=sys.stderr, flush=True)
-        found[row.title] = timed(row, rounds)
-    return Section("µs a call", found, BY_HAND)
 
 
 # -- Programs -------------------------------------------------------------------------------------
@@ -223,8 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"no program has {options.only!r} in its title")
     found = loops(programs, *options.sizes, options.steps, options.rounds)
     if not options.only:
-        found["calls"] = calls([*sizes.SIZES, *OF_A_GPU, *CALLS], options.rounds)
-        found["eager"] = calls(EAGER, options.rounds)
+        found["calls"] = measured("calls", [*sizes.SIZES, *OF_A_GPU, *CALLS], options.rounds)
+        found["eager"] = measured("eager", EAGER, options.rounds)
         found["moved"] = moved()
     for title, section in found.items():
         print(f"\n{title}, {section.unit} (jax {jax.__version__}, {jax.default_backend()})")

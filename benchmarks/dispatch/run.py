@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from sizes import SIZES
-from way import BY_HAND, NATIVE, OURS, Row, timed
+from way import BY_HAND, NATIVE, OURS, Row, measured
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import results
@@ -56,14 +56,6 @@ def chosen(text: str) -> dict[str, list[Row]]:
         return {text: SECTIONS[text]}
     found = {name: [row for row in rows if text in row.title] for name, rows in SECTIONS.items()}
     return {name: rows for name, rows in found.items() if rows}
-
-
-def measured(name: str, rows: Sequence[Row], rounds: int) -> results.Section:
-    found = {}
-    for row in rows:
-        print(f"{name}: {row.title} …", file=sys.stderr, flush=True)
-        found[row.title] = timed(row, rounds)
-    return results.Section("µs a call", found, BY_HAND)
 
 
 def table(name: str, section: results.Section) -> Table:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 import refs
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+from results import Section
 from stopwatch import Timing, calls_a_turn, in_turns
 
 BY_HAND, NATIVE, OURS = "by hand,\ndonated", "jax.Ref", "refs"
@@ -123,6 +124,14 @@ def timed(row: Row, rounds: int) -> dict[str, Timing]:
     found = checked(row)
     turns = [functools.partial(turn, way, calls_a_turn(way.call)) for way in found.values()]
     return dict(zip(found, in_turns(turns, rounds), strict=True))
+
+
+def measured(name: str, rows: Sequence[Row], rounds: int) -> Section:
+    found = {}
+    for row in rows:
+        print(f"{name}: {row.title} …", file=sys.stderr, flush=True)
+        found[row.title] = timed(row, rounds)
+    return Section("µs a call", found, BY_HAND)
 
 
 def turn(way: Way, repeat: int) -> float:
