@@ -151,6 +151,27 @@ def refuse_attribute(ref: RefLike, name: str) -> NoReturn:
     )
 
 
+def block_until_ready(ref: RefLike) -> RefLike:
+    """Waits until the ref's value is computed, as of an array; returns the ref.
+
+    `jax.block_until_ready` of a tree of refs calls it. (JAX's own refs don't wait there.) A thread
+    that writes the ref meanwhile isn't held up; then its value may be waited for. Only handles have
+    it: a traced ref holds nothing that is being computed.
+
+    Raises:
+      RefStateError: if the ref has ended, or its value was lost.
+    """
+    while True:
+        ref._check()
+        buffer = ref._buffer()
+        try:
+            buffer.block_until_ready()
+            return ref
+        except RuntimeError:
+            if not buffer.is_deleted():  # A program has failed.
+                raise
+
+
 def refuse_deletion(ref: RefLike, idx: Any) -> NoReturn:
     raise RefTypeError(
         f"elements of {access.describe(ref)} can't be deleted, for a ref keeps its shape: make "

@@ -159,6 +159,7 @@ class Ref(_Fields):
             access.set(self, as_tuple(idx), value)
 
     __delitem__ = members.refuse_deletion
+    block_until_ready = members.block_until_ready
 
     def unsafe_buffer_pointer(self) -> int:
         """The address of the ref's memory, as of an array."""
@@ -166,25 +167,6 @@ class Ref(_Fields):
             return exchange.current_buffer(self._refs).unsafe_buffer_pointer()
         start = self._part.start * self._dtype.itemsize
         return exchange.current_buffer(self._refs).unsafe_buffer_pointer() + start
-
-    def block_until_ready(self) -> Ref:
-        """Waits until the ref's value is computed, as of an array; returns the ref.
-
-        `jax.block_until_ready` of a tree of refs calls it. (JAX's own refs don't wait there.) A
-        thread that writes the ref meanwhile isn't held up; then its value may be waited for.
-
-        Raises:
-          RefStateError: if the ref has ended, or its value was lost.
-        """
-        while True:
-            self._check()
-            buffer = self._buffer()
-            try:
-                buffer.block_until_ready()
-                return self
-            except RuntimeError:
-                if not buffer.is_deleted():  # A program has failed.
-                    raise
 
     if TYPE_CHECKING:
         # JAX's class and the ref's type have these at run time.
