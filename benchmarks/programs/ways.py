@@ -107,14 +107,16 @@ def compiled(loop: Callable[..., None]) -> Callable[..., None]:
     return loop if numba is None else numba.njit(fastmath=False)(loop)
 
 
-def ways(program: Program, state: Arrays) -> dict[str, Way]:
-    return {
-        "refs": over(refs, program.over_refs, state),
-        "jax.Ref": over(jax, program.over_native or program.over_refs, state),
-        "by hand": by_hand(program.by_hand, state),
-        "refs.in_place": by_hand(refs.in_place(program.by_hand), state),
-        BOUND: bound(program.bound, state),
+def ways(program: Program, state: Arrays, names: Sequence[str] | None = None) -> dict[str, Way]:
+    """The ways, or those with these names."""
+    made = {
+        "refs": lambda: over(refs, program.over_refs, state),
+        "jax.Ref": lambda: over(jax, program.over_native or program.over_refs, state),
+        "by hand": lambda: by_hand(program.by_hand, state),
+        "refs.in_place": lambda: by_hand(refs.in_place(program.by_hand), state),
+        BOUND: lambda: bound(program.bound, state),
     }
+    return {name: make() for name, make in made.items() if names is None or name in names}
 
 
 def inputs(program: Program, n: int, steps: int) -> tuple[Arrays, Arrays]:
@@ -127,8 +129,7 @@ def checked(
 ) -> dict[str, Way]:
     """The ways, or those with these names; each has run once and then held what the bound holds."""
     state, args = inputs(program, n, steps)
-    found = ways(program, state)
-    found = {name: way for name, way in found.items() if names is None or name in (*names, BOUND)}
+    found = ways(program, state, names and (*names, BOUND))
     for way in found.values():
         way.on(args)()
     expected = found[BOUND].state()
@@ -152,8 +153,8 @@ def copies(
     state, args = inputs(program, n, steps)
     smallest = min(x.size for x in state if x.size >= 64)  # A counter is no buffer.
     found = {}
-    for name, way in ways(program, state).items():
-        if way.hlo is not None and (names is None or name in names):
+    for name, way in ways(program, state, names).items():
+        if way.hlo is not None:
             moves = Module.parse(way.hlo(args)).moves()
             looped = [m.in_loop for m in moves if m.size >= smallest and not m.is_collective]
             found[name] = (sum(looped), len(looped) - sum(looped))

@@ -56,10 +56,11 @@ class _Masked:
         self.users = body.consumers()
         self.returned = {v for v in body.outvars if is_var(v)}
 
-    def rows(self, scatter: Eqn) -> tuple[Atom, Atom] | None:
-        """The mask of a scatter, `[*batch]` or of the shape of its rows; and the rows it selects.
+    def rows(self, scatter: Eqn) -> tuple[Atom, Atom, tuple[int, ...]] | None:
+        """The mask of a scatter, the rows that it selects, and their size in each axis.
 
-        None if it has no mask, or one that isn't the same for all of a row.
+        The mask is `[*batch]`, or of the shape of the rows. None if the scatter has none, or one
+        that isn't the same for all of a row.
         """
         operand, indices, updates = scatter.invars
         p = scatter.params
@@ -69,27 +70,33 @@ class _Masked:
         if select is None or len(select.invars) != 3:
             return None
         mask, old, new = select.invars
-        gather, shape = self._maker(old, lax.gather_p), _shape(mask)
+        shape = _shape(mask)
+        # A scalar selects all rows or none; an integer isn't a mask, but the number of a case.
+        if shape != _shape(new) or str(mask.aval.dtype) != "bool":  # pyright: ignore
+            return None
+        gather = self._maker(old, lax.gather_p)
+        if gather is None:
+            return None
         is_own = (
-            gather is not None
-            and gather.params["mode"] == GatherScatterMode.CLIP
+            gather.params["mode"] == GatherScatterMode.CLIP
             and _is_inverse(gather.params["dimension_numbers"], p["dimension_numbers"])
             and gather.invars[0] is operand
             and self._is_same(gather.invars[1], indices)
             and all(len(self.users[v]) == 1 and v not in self.returned for v in (updates, old))
         )
-        # A number selects for all rows at once; one that isn't a bool, by the order of cases.
-        if not is_own or shape != _shape(new) or str(mask.aval.dtype) != "bool":  # pyright: ignore
+        if not is_own:
             return None
+        sizes = gather.params["slice_sizes"]
         window = p["dimension_numbers"].update_window_dims
         if all(shape[d] == 1 for d in window):
-            return mask, new
+            return mask, new, sizes
         made = self._maker(mask, lax.broadcast_in_dim_p)
         batch = [d for d in range(len(shape)) if d not in window]
         if made is None or list(made.params["broadcast_dimensions"]) != batch:
             return None
         of_rows = made.invars[0]
-        return (of_rows, new) if _shape(of_rows) == tuple(shape[d] for d in batch) else None
+        is_whole = _shape(of_rows) == tuple(shape[d] for d in batch)
+        return (of_rows, new, sizes) if is_whole else None
 
     def _maker(self, v: Atom, *primitives: Primitive) -> Eqn | None:
         """The equation that makes a value, if it is one of these primitives."""
@@ -131,15 +138,11 @@ def _is_inverse(gather: Any, scatter: Any) -> bool:
     )
 
 
-def _dropping(scatter: Eqn, mask: Atom, rows: Atom) -> list[Eqn]:
-    """A scatter that writes `rows` where `mask` is true."""
+def _dropping(scatter: Eqn, mask: Atom, rows: Atom, sizes: tuple[int, ...]) -> list[Eqn]:
+    """A scatter that writes `rows`, of these sizes, where `mask` is true."""
     operand, indices, _ = scatter.invars
-    dims = scatter.params["dimension_numbers"]
-    gone = (*dims.inserted_window_dims, *dims.operand_batching_dims)
-    window = iter(_shape(rows)[d] for d in dims.update_window_dims)
-    whole = _shape(operand)
-    sizes = [1 if d in gone else next(window) for d in range(len(whole))]
-    last = tuple(whole[d] - sizes[d] for d in dims.scatter_dims_to_operand_dims)
+    axes = scatter.params["dimension_numbers"].scatter_dims_to_operand_dims
+    last = tuple(_shape(operand)[d] - sizes[d] for d in axes)
     made, [kept] = splice(_out_of_bounds, [indices, mask], scatter, last=last)
     params = {
         **scatter.params,
