@@ -68,6 +68,7 @@ LAYERS = [
     ["_discharge.op_by_op", "_discharge.discharge", "_discharge.rules", "_discharge.rules.*"],
     ["_discharge"],
     ["_inplace.body"],
+    ["_inplace.places"],
     ["_inplace.fence"],
     ["_inplace.flatten", "_inplace.starts"],
     [
@@ -77,7 +78,7 @@ LAYERS = [
     ],
     ["_inplace.predicate", "_inplace.scatters"],
     ["_inplace.order"],
-    ["_inplace.whole"],
+    ["_inplace.overlaps", "_inplace.whole"],
     ["_inplace.fences"],
     ["_inplace.rewrite"],
     ["_inplace.primitive"],

@@ -13,7 +13,6 @@ constants.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Sequence
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ import numpy as np
 from jax import lax
 
 from refs import _jax
-from refs._inplace.body import Body, can_pass, is_var, shape, size, spliced
+from refs._inplace.body import Body, can_pass, is_var, shape, size, spliced, unmoved
 from refs._inplace.flatten import inline
 from refs._tracing.facts import facts_of
 from refs._types import Atom, Aval, Eqn, Jaxpr, Value
@@ -68,23 +67,11 @@ def _is_elementwise(eqn: Eqn) -> bool:
 def _is_elementwise_throughout(jaxpr: Jaxpr) -> bool:
     return all(
         _is_elementwise(eqn)
-        or _unmoved(eqn) is not None
+        or unmoved(eqn) is not None
         or _filled(eqn) is not None
         or any(_is_elementwise_throughout(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
         for eqn in jaxpr.eqns
     )
-
-
-def _unmoved(eqn: Eqn) -> Atom | None:
-    """The array that an equation only gives another shape, its elements in the same order."""
-    p = eqn.params
-    if eqn.primitive is lax.reshape_p:
-        is_unmoved = p["dimensions"] is None
-    elif eqn.primitive is lax.broadcast_in_dim_p:
-        is_unmoved = size(eqn.invars[0]) == math.prod(p["shape"]) and len(eqn.invars) == 1
-    else:
-        is_unmoved = eqn.primitive is lax.squeeze_p
-    return eqn.invars[0] if is_unmoved else None
 
 
 def _filled(eqn: Eqn) -> Atom | None:
@@ -137,7 +124,7 @@ class _Chains:
                 self.parts[out] = _Part(eqn.invars[0], start, stop)
         elif (scalar := _filled(eqn)) is not None and shape(out) != ():
             self.fills[out] = scalar
-        elif (array := _unmoved(eqn)) is not None:
+        elif (array := unmoved(eqn)) is not None:
             if is_var(array):
                 self.unmoved[out] = self.source(array)
         elif _is_elementwise(eqn):
@@ -218,7 +205,7 @@ def _used_only_in_chains(body: Body) -> set[Any]:
             users = [body.eqns[k] for k in consumers.get(v, ())]
             if v not in returned and all(
                 _joins(u)
-                or (u.outvars[0] in found and (_is_elementwise(u) or _unmoved(u) is not None))
+                or (u.outvars[0] in found and (_is_elementwise(u) or unmoved(u) is not None))
                 for u in users
             ):
                 found.add(v)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -190,6 +191,18 @@ def unmasked(
         ):
             return [mask], new[0], {read, select}
     return [], value, set()
+
+
+def unmoved(eqn: Eqn) -> Atom | None:
+    """The array that an equation only gives another shape, its elements in the same order."""
+    p = eqn.params
+    if eqn.primitive is lax.reshape_p:
+        isunmoved = p["dimensions"] is None
+    elif eqn.primitive is lax.broadcast_in_dim_p:
+        isunmoved = size(eqn.invars[0]) == math.prod(p["shape"]) and len(eqn.invars) == 1
+    else:
+        isunmoved = eqn.primitive is lax.squeeze_p
+    return eqn.invars[0] if isunmoved else None
 
 
 def is_zeros(atom: Atom, maker: Eqn | None) -> bool:

@@ -16,14 +16,13 @@ So it is, if no row is written twice: a later row could have put back what was t
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from jax import lax
 from jax.lax import GatherScatterMode
 
-from refs._inplace.body import Body, is_same, is_var, splice
+from refs._inplace.body import Body, is_var, splice
 from refs._inplace.flatten import map_inner
+from refs._inplace.places import Places
 from refs._types import Atom, Aval, Eqn, Jaxpr, Primitive, Value
 
 
@@ -53,6 +52,7 @@ class _Masked:
     def __init__(self, body: Body):
         self.eqns = body.eqns
         self.made_by = body.producers()
+        self.places = Places(self.eqns, self.made_by)
         self.users = body.consumers()
         self.returned = {v for v in body.outvars if is_var(v)}
 
@@ -62,7 +62,7 @@ class _Masked:
         The mask is `[*batch]`, or of the shape of the rows. None if the scatter has none, or one
         that isn't the same for all of a row.
         """
-        operand, indices, updates = scatter.invars
+        updates = scatter.invars[2]
         p = scatter.params
         if p["mode"] != GatherScatterMode.CLIP or not p["unique_indices"]:
             return None
@@ -77,12 +77,8 @@ class _Masked:
         gather = self._maker(old, lax.gather_p)
         if gather is None:
             return None
-        is_own = (
-            gather.params["mode"] == GatherScatterMode.CLIP
-            and _is_inverse(gather.params["dimension_numbers"], p["dimension_numbers"])
-            and gather.invars[0] is operand
-            and self._is_same(gather.invars[1], indices)
-            and all(len(self.users[v]) == 1 and v not in self.returned for v in (updates, old))
+        is_own = self.places.is_own(gather, scatter) and all(
+            len(self.users[v]) == 1 and v not in self.returned for v in (updates, old)
         )
         if not is_own:
             return None
@@ -103,39 +99,10 @@ class _Masked:
         k = self.made_by.get(v) if is_var(v) else None
         return self.eqns[k] if k is not None and self.eqns[k].primitive in primitives else None
 
-    def _is_same(self, v: Atom, other: Atom) -> bool:
-        """Whether two indices are one value, or made in the same way: `vmap` makes them twice."""
-        if is_same(v, other):
-            return True
-        a, b = (self._maker(x, *_OF_INDICES) for x in (v, other))
-        return (
-            a is not None
-            and b is not None
-            and a.primitive is b.primitive
-            and a.params == b.params
-            and len(a.invars) == len(b.invars)
-            and all(map(self._is_same, a.invars, b.invars))
-        )
-
-
-# What the indices of a slice and of its update are made with, each once more; and `vmap`'s.
-_OF_INDICES = (lax.lt_p, lax.add_p, lax.select_n_p, lax.broadcast_in_dim_p, lax.concatenate_p)
-
 
 def _shape(atom: Atom) -> tuple[int, ...]:
     aval: Aval = atom.aval
     return aval.shape
-
-
-def _is_inverse(gather: Any, scatter: Any) -> bool:
-    """Whether a gather reads the rows that a scatter with the same indices writes."""
-    return (
-        gather.offset_dims == scatter.update_window_dims
-        and gather.collapsed_slice_dims == scatter.inserted_window_dims
-        and gather.start_index_map == scatter.scatter_dims_to_operand_dims
-        and gather.operand_batching_dims == scatter.operand_batching_dims
-        and gather.start_indices_batching_dims == scatter.scatter_indices_batching_dims
-    )
 
 
 def _dropping(scatter: Eqn, mask: Atom, rows: Atom, sizes: tuple[int, ...]) -> list[Eqn]:

@@ -12,9 +12,10 @@ the last. Before them, `alike` does at once what is done alike to parts of a buf
 6. `branches`, on CPUs: a conditional for each buffer that branches update.
 7. `scatters`, on one CPU: scatters of a few rows become loops over them.
 8. `whole`: what is read from a buffer that is overwritten as a whole is read before.
-9. `order`: the readers of a buffer come before its update.
-10. `fences`: what XLA would read again after the update passes through a fence.
-11. `starts`, on one CPU: many slices of one buffer become equal for XLA.
+9. `overlaps`, on CPUs: what is permuted and written back over itself passes through a fence.
+10. `order`: the readers of a buffer come before its update.
+11. `fences`: what XLA would read again after the update passes through a fence.
+12. `starts`, on one CPU: many slices of one buffer become equal for XLA.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from refs._inplace.flatten import flatten, is_worth_it, map_jaxprs
 from refs._inplace.gathers import slice_small_gathers
 from refs._inplace.masked import drop_masked_rows
 from refs._inplace.order import order
+from refs._inplace.overlaps import fence_overlaps
 from refs._inplace.predicate import predicate
 from refs._inplace.scatters import loop_over_small_scatters
 from refs._inplace.sharded import in_rows
@@ -87,6 +89,8 @@ def _rewrite(
             if not on_several:
                 loop_over_small_scatters(body)
         fence_reads_of_whole(body, on_cpu)
+        if on_cpu:
+            fence_overlaps(body)
         order(body)
         put_fences(body, on_cpu)
         known[id(jaxpr)] = jaxpr, body.close()

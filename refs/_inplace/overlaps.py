@@ -1,0 +1,148 @@
+"""Stage 9, on CPUs: what is permuted and written back over itself passes through a fence.
+
+XLA fuses reads of a buffer with its update if all are at the same place, and lets the kernel run in
+place. But it compares places of one array. Where it sees the buffer under two shapes, it takes
+`x[i:j] = x[i:j][::-1]` for such an update, and reads some elements when they have been overwritten
+(openxla/xla#49176). It changes a shape where an axis has the size 1, and moves a reshape from
+before an update to after it, or back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax import lax
+
+from refs._inplace.body import (
+    Body,
+    is_read,
+    is_update,
+    is_var,
+    shape,
+    size,
+    substitute,
+    unmasked,
+    unmoved,
+)
+from refs._inplace.fence import passed
+from refs._inplace.flatten import is_call
+from refs._inplace.order import has_jaxprs
+from refs._inplace.places import Places
+from refs._tracing.facts import facts_of
+from refs._types import Atom, Eqn
+
+# A value that is made of more values than this counts as read from the buffer.
+MOST = 300
+
+
+def fence_overlaps(body: Body) -> None:
+    """Puts fences behind the values that XLA would read from where it writes them."""
+    if not any(map(_is_of_several, body.eqns)):
+        return
+    overlapping = _Overlaps(body).values()
+    if not overlapping:
+        return
+    constants = body.constants()
+    names: dict[Any, Atom] = {}
+    eqns: list[Eqn] = []
+    for eqn in body.eqns:
+        eqns.append(substitute(eqn, names))
+        if values := [v for v in eqn.outvars if v in overlapping]:
+            fence = passed(values, eqn, constants, on_cpu=True)
+            eqns += fence.eqns
+            names |= fence.names
+    body.eqns = eqns
+
+
+def _is_of_several(eqn: Eqn) -> bool:
+    """Whether an equation is an update of several elements: one element is read, then written."""
+    return is_update(eqn) and size(eqn.invars[_written(eqn)]) > 1
+
+
+def _written(update: Eqn) -> int:
+    return 1 if update.primitive is lax.dynamic_update_slice_p else 2
+
+
+def _shown(eqn: Eqn) -> Atom | None:
+    """The array that an equation returns, as it is or under another shape, as far as one can tell.
+
+    The first result of a call may be any array of its size.
+    """
+    out = eqn.outvars[0] if eqn.outvars else None
+    if out is None:
+        found = None
+    elif is_call(eqn):
+        found = next((v for v in eqn.invars if size(v) == size(out)), None)
+    elif eqn.primitive is lax.dynamic_update_slice_p:
+        found = eqn.invars[1] if size(eqn.invars[1]) == size(out) else None
+    elif eqn.primitive in (lax.slice_p, lax.dynamic_slice_p):
+        found = eqn.invars[0] if size(eqn.invars[0]) == size(out) else None
+    else:
+        found = eqn.invars[0] if eqn.primitive is lax.transpose_p else unmoved(eqn)
+    return found if found is not None and is_var(found) and size(found) > 1 else None
+
+
+class _Overlaps:
+    """Finds what is written over what it is read from.
+
+    Attributes:
+      version: an array -> the first one of the same elements, under another shape.
+      family: an array -> the first one in the same memory: an update's result is of its family.
+      reshaped: families that XLA may see under two shapes.
+    """
+
+    def __init__(self, body: Body):
+        self.eqns = body.eqns
+        self.made_by, self.users = body.producers(), body.consumers()
+        self.places = Places(self.eqns, self.made_by)
+        self.version: dict[Any, Any] = {}
+        self.family: dict[Any, Any] = {}
+        self.reshaped: set[Any] = set()
+        for eqn in self.eqns:
+            shown = _shown(eqn)
+            before = eqn.invars[0] if is_update(eqn) else shown
+            if before is not None and is_var(before):
+                out = eqn.outvars[0]
+                self.family[out] = self.family.get(before, before)
+                if shown is not None:
+                    self.version[out] = self._version(shown)
+                if shown is not None or 1 in shape(before):
+                    self.reshaped.add(self.family[out])
+
+    def values(self) -> set[Any]:
+        """The values that are written over what they are read from, but not in its places."""
+        found: set[Any] = set()
+        for k, eqn in enumerate(self.eqns):
+            if _is_of_several(eqn) and self.family.get(eqn.outvars[0]) in self.reshaped:
+                value = eqn.invars[_written(eqn)]
+                if eqn.primitive is lax.dynamic_update_slice_p:
+                    _, value, _ = unmasked(self.eqns, self.made_by, self.users, k)
+                if is_var(value) and self._overlaps(value, eqn):
+                    found.add(value)
+        return found
+
+    def _overlaps(self, value: Atom, update: Eqn) -> bool:
+        """Whether an update would read what it has written, if it computed its value meanwhile."""
+        version = self._version(update.invars[0])
+        family = self.family[update.outvars[0]]
+        rest = [(value, True)]
+        seen = {*rest}
+        for v, is_in_place in rest:  # It grows.
+            if self._version(v) is version or len(seen) > MOST:
+                return True
+            k = self.made_by.get(v)
+            if k is None or self.family.get(v) is family:
+                continue
+            eqn = self.eqns[k]
+            if has_jaxprs(eqn) or eqn.effects:
+                continue  # XLA computes it before the update.
+            if is_read(eqn) and is_in_place and self.places.is_own(eqn, update):
+                continue
+            is_in_place &= facts_of(eqn.primitive).elementwise or unmoved(eqn) is not None
+            new = {(w, is_in_place) for w in eqn.invars if is_var(w)} - seen
+            seen |= new
+            rest += new
+        return False
+
+    def _version(self, v: Any) -> Any:
+        return self.version.get(v, v) if is_var(v) else v
