@@ -193,6 +193,12 @@ def map_inner(eqn: Eqn, fun: Callable[[Jaxpr], Jaxpr]) -> Eqn:
 
 def map_jaxprs(eqn: Eqn, fun: Callable[[Jaxpr], Jaxpr]) -> Eqn:
     """The equation with `fun` applied to each jaxpr, if it is a loop or has branches."""
-    if eqn.primitive not in (*_jax.loop_primitives, _jax.cond_p):
-        return eqn
-    return _jax.map_jaxprs(eqn, fun)
+    return _jax.map_jaxprs(eqn, fun) if has_parts(eqn) else eqn
+
+
+def has_parts(eqn: Eqn) -> bool:
+    """Whether an equation is a loop or has branches."""
+    return eqn.primitive in _WITH_PARTS
+
+
+_WITH_PARTS = {*_jax.loop_primitives, _jax.cond_p}

@@ -42,7 +42,7 @@ from refs._inplace.body import (
 )
 from refs._inplace.branches import returns_what_it_reads
 from refs._inplace.fence import is_fence
-from refs._inplace.flatten import is_worth_it, map_jaxprs
+from refs._inplace.flatten import has_parts, is_worth_it, map_jaxprs
 from refs._types import Atom, Eqn, Jaxpr, Value
 
 # The most conditionals that one becomes.
@@ -57,7 +57,7 @@ def predicate(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
 
     `known` are the jaxprs seen in this pass and their results, by id.
     """
-    if not is_worth_it(jaxpr):
+    if not is_worth_it(jaxpr) or not any(map(has_parts, jaxpr.eqns)):
         return jaxpr
     if id(jaxpr) not in known:
         body = Body(jaxpr)
