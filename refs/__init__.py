@@ -12,10 +12,11 @@ from refs._handles.access import set as set
 from refs._handles.access import swap as swap
 from refs._handles.ending import free_ref as free_ref
 from refs._handles.ending import freeze as freeze
+from refs._handles.making import empty_ref as empty_ref
+from refs._handles.making import new_ref as new_ref
 from refs._handles.pack import pack as pack
 from refs._handles.ref import Ref as Ref
-from refs._handles.ref import empty_ref as empty_ref
-from refs._handles.ref import new_ref as new_ref
+from refs._handles.resharding import reshard as reshard
 from refs._handles.view import RefView as RefView
 from refs._inplace.in_place import in_place as in_place
 from refs._jit.jit import jit as jit
@@ -74,6 +75,7 @@ __all__ = [
     "pack",
     "pure_callback",
     "remat",
+    "reshard",
     "scan",
     "shard_map",
     "swap",

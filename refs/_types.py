@@ -20,6 +20,7 @@ Atom: TypeAlias = Any  # an operand of an equation: a Var or a Literal
 Aval: TypeAlias = Any  # a type in a jaxpr: an AbstractValue, with the shape and dtype of arrays
 DType: TypeAlias = Any  # a NumPy dtype, or one of JAX's extended dtypes, such as that of PRNG keys
 Indexer: TypeAlias = Any  # what stands between brackets, `ref[indexer]`: NumPy's syntax
+Placement: TypeAlias = Any  # where an array lies: a sharding, a layout or a device
 PyTree: TypeAlias = Any  # any nest of containers, with any leaves
 PyTreeDef: TypeAlias = Any  # the structure of one
 RefLike: TypeAlias = Any  # a ref: a handle, of this library or JAX's, or a traced ref

@@ -26,24 +26,28 @@ def check_devices(ref: RefLike, buffer: Buffer, operands: Any) -> None:
             raise RefValueError(
                 f"use of {_described(ref)}, which lies on {_devices(buffer)}, with an array that "
                 f"lies on {_devices(x)}. Move the array there, `jax.device_put(x, ref.sharding)`, "
-                "or make the ref where the array is, "
-                "`refs.new_ref(jax.device_put(value, x.sharding))`"
+                "or the ref to where the array is, `refs.reshard(ref, sharding)`"
             )
 
 
 @contextmanager
 def devices_told(doing: str, refs: Sequence[RefLike]) -> Iterator[None]:
-    """If JAX refuses a program for its devices, the error names the refs on a single device."""
+    """If JAX refuses a program for its devices, the error says where the refs lie."""
     try:
         yield
     except ValueError as error:
-        single = [_described(r) for r in refs if is_ours(r) and r._sharding is None]
-        if not single or _jax.what_is_said(error) != "incompatible devices":
+        if _jax.what_is_said(error) != "incompatible devices":
+            raise
+        ours = [r for r in refs if is_ours(r) and r._part is None]
+        places = {frozenset(r.sharding.device_set): r for r in reversed(ours)}
+        said = [f"{_described(r)} lies on {_devices(r)}" for r in reversed(places.values())]
+        if not said:
             raise
         raise RefValueError(
-            f"{doing}: {', '.join(single)}: on a single device, and used with what lies on "
-            "several. Make it under `jax.set_mesh(mesh)`, or of an array that is there already, "
-            "`refs.new_ref(jax.device_put(value, jax.NamedSharding(mesh, jax.P())))`"
+            f"{doing} takes refs and arrays that lie on different devices: {'; '.join(said)}. "
+            "Move what is to go with the rest: a ref by `refs.reshard(ref, sharding)`, an array by "
+            "`jax.device_put(x, sharding)`. On all devices of a mesh it has the sharding "
+            "`jax.NamedSharding(mesh, jax.P())`"
         ) from error
 
 
@@ -51,7 +55,7 @@ def _described(ref: RefLike) -> str:
     return origin_of(_jax.typeof(ref)).describe()
 
 
-def _devices(x: jax.Array) -> str:
-    """The device of an array, or, if there are several, their number and how it is sharded."""
+def _devices(x: jax.Array | RefLike) -> str:
+    """The device of an array or ref, or, if there are several, their number and its sharding."""
     devices = x.sharding.device_set
     return str(*devices) if len(devices) == 1 else f"{len(devices)} devices ({x.sharding})"

@@ -17,8 +17,9 @@ from refs._callbacks.plan import Plan
 from refs._callbacks.primitives import host_callback_p, ref_callback_p
 from refs._callbacks.spec import CallbackSpec, Part
 from refs._handles.access import check_ref, describe
+from refs._handles.making import new_ref
 from refs._handles.predicates import is_ref, is_view
-from refs._handles.ref import Ref, new_ref
+from refs._handles.ref import Ref
 from refs._handles.view import RefView
 from refs._origin import user_site
 from refs._tracing.trace import one_name, ref_type, unique

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from numbers import Number
 from typing import Any, NoReturn
 
@@ -170,6 +171,57 @@ def block_until_ready(ref: RefLike) -> RefLike:
         except RuntimeError:
             if not buffer.is_deleted():  # A program has failed.
                 raise
+
+
+# ---------------------------------------------------------------------------------------------
+# Where a handle lies, as an array tells it
+
+
+def devices(ref: RefLike) -> AbstractSet[Any]:
+    """The devices that the ref lies on."""
+    return ref.sharding.device_set
+
+
+def is_fully_addressable(ref: RefLike) -> bool:
+    """Whether this process can read all of the ref: whether no part is on others' devices only."""
+    return ref._sharding is None or ref._sharding.is_fully_addressable
+
+
+def is_fully_replicated(ref: RefLike) -> bool:
+    """Whether each device has all of the ref."""
+    return ref._sharding is None or ref._sharding.is_fully_replicated
+
+
+def is_local(ref: RefLike) -> bool:
+    """Whether this process has all elements. It doesn't wait for a ref that is being updated."""
+    return is_fully_addressable(ref) or is_fully_replicated(ref)
+
+
+def addressable_shards(ref: RefLike) -> Sequence[jax.Shard]:
+    """The parts of the ref on this process's devices; their data are copies, made there."""
+    return _copy_here(ref).addressable_shards
+
+
+def global_shards(ref: RefLike) -> Sequence[jax.Shard]:
+    """The parts of the ref on all devices; the data of those of other processes are None."""
+    return _copy_here(ref).global_shards
+
+
+def addressable_data(ref: RefLike, index: int) -> jax.Array:
+    """A copy of the part of the ref on one of this process's devices."""
+    return _copy_here(ref).addressable_data(index)
+
+
+def _copy_here(ref: RefLike) -> jax.Array:
+    """The ref's value in memory of its own; other processes needn't take part."""
+
+    def copied(buffer: jax.Array, _: None) -> jax.Array:
+        parts = [jnp.copy(shard.data) for shard in buffer.addressable_shards]
+        return jax.make_array_from_single_device_arrays(buffer.shape, buffer.sharding, parts)
+
+    if ref._part is not None:
+        return access.get(ref)
+    return _jax.wrap_keys(ref._reading(copied, None), ref.dtype)
 
 
 def refuse_deletion(ref: RefLike, idx: Any) -> NoReturn:

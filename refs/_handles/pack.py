@@ -13,8 +13,9 @@ import numpy as np
 from refs import _jax
 from refs._buffers.parts import Pack, Part, Place, layout_of
 from refs._handles import access
+from refs._handles.making import as_array, new_ref, strong_type
 from refs._handles.predicates import is_ref
-from refs._handles.ref import Ref, as_array, new_ref, strong_type
+from refs._handles.ref import Ref
 from refs._origin import Origin, user_site
 from refs._types import PyTree, Value
 from refs.errors import RefTypeError

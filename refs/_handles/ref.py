@@ -1,4 +1,4 @@
-"""The handle `Ref`, and the functions that make refs. (Those that end them: `ending.py`.)
+"""The handle `Ref`. The functions that make refs are in `making.py`, others in `ending.py`.
 
 Our handle *is* a `jax.Ref`: its own implementation (`_refs` is itself), holding one array. So
 `jax.jit`, `jax.vmap`, `jax.lax` loops and `jax.ref` functions take it. Its type, `RefType`, is
@@ -23,8 +23,7 @@ from refs._handles.ref_type import RefType
 from refs._handles.view import ViewMaker
 from refs._indexing.sharded import mesh_sharding
 from refs._indexing.syntax import as_tuple
-from refs._origin import Origin, user_site
-from refs._types import Aval, DType, Indexer, RefLike, Value
+from refs._types import DType, Indexer, Value
 from refs.errors import RefStateError, RefTypeError, RefValueError
 
 
@@ -32,8 +31,8 @@ class _Fields(_jax.NativeRef):
     """The fields of a handle. They are set here, as `Ref` doesn't let attributes be set."""
 
     __slots__ = (
-        "_cell", "_device_cell", "_dtype", "_end", "_is_plain", "_lost", "_own_cell", "_part",
-        "_shape", "_sharding",
+        "_cell", "_device_cell", "_dtype", "_end", "_is_placed", "_is_plain", "_lost", "_own_cell",
+        "_part", "_shape", "_sharding",
     )  # fmt: skip
     _aval: RefType
 
@@ -41,27 +40,34 @@ class _Fields(_jax.NativeRef):
         self._aval, self._part = aval, part
         self._end: str | None = None
         self._lost: str | None = None
-        # Constant, and read in each operation: attributes, as properties would be slower.
+        self._is_placed = True  # somebody has said where it lies; see `resharding.go_along`
+        # Read in each operation: attributes, as properties would be slower.
         self._shape, self._dtype = aval.shape, aval.dtype
         if buf is None:
             assert part is not None
             self._sharding, self._is_plain, self._cell = None, True, part.base._cell
             return
-        self._sharding = mesh_sharding(buf.sharding)
-        self._is_plain = self._sharding is None and not _jax.is_key(aval.dtype)
         # Programs look up these names: that for a cell which no other ref shares, and that for one
         # on a single device. A packed ref has neither.
         self._cell = self._own_cell = [_jax.unwrap_keys(buf)]
+        self._note_placement(aval, buf)
+
+    def _note_placement(self, aval: RefType, buf: jax.Array) -> None:
+        """Sets what depends on where the buffer lies."""
+        self._aval, self._sharding = aval, mesh_sharding(buf.sharding)
+        self._is_plain = self._sharding is None and not _jax.is_key(aval.dtype)
         if self._sharding is None:
             self._device_cell = self._cell
+        elif hasattr(self, "_device_cell"):
+            del self._device_cell
 
 
 class Ref(_Fields):
     """A mutable array: a handle on a buffer that JAX updates in place.
 
-    It is made by `new_ref` or `empty_ref`. Shape, dtype and sharding never change. A Ref is a
-    pytree leaf, compares and hashes by identity, and can be indexed as a NumPy array can; reading
-    always gives a separate `jax.Array`.
+    It is made by `new_ref` or `empty_ref`. Shape and dtype never change, and the sharding only by
+    `reshard`. A Ref is a pytree leaf, compares and hashes by identity, and can be indexed as a
+    NumPy array can; reading always gives a separate `jax.Array`.
 
     >>> r = refs.new_ref(jnp.arange(6).reshape(2, 3))
     >>> r[0, ::-1] += 10
@@ -159,6 +165,12 @@ class Ref(_Fields):
             access.set(self, as_tuple(idx), value)
 
     __delitem__ = members.refuse_deletion
+    devices = members.devices
+    is_fully_addressable = property(members.is_fully_addressable)
+    is_fully_replicated = property(members.is_fully_replicated)
+    addressable_shards = property(members.addressable_shards)
+    global_shards = property(members.global_shards)
+    addressable_data = members.addressable_data
     block_until_ready = members.block_until_ready
 
     def unsafe_buffer_pointer(self) -> int:
@@ -203,6 +215,9 @@ class Ref(_Fields):
             return f"Ref(<being traced>, shape={self.shape}, dtype={self.dtype}{name})"
         if jnp.issubdtype(self.dtype, jax.dtypes.extended):
             return f"Ref(shape={self.shape}, dtype={self.dtype}{name})"
+        if not members.is_local(self):
+            where = f"sharding={self.sharding}"
+            return f"Ref(shape={self.shape}, dtype={self.dtype}, {where}{name})"
         try:
             value = np.array(self[...])
         except RefStateError:
@@ -220,6 +235,13 @@ class Ref(_Fields):
                 "later writes don't change it. Leave `copy=False` out, or use `refs.io_callback`, "
                 "which is given the ref's own memory"
             )
+        if not members.is_local(self):
+            raise RefValueError(
+                f"the value of {access.describe(self)} as a NumPy array: parts of it lie on other "
+                "processes' devices. Gather it, "
+                "`jax.experimental.multihost_utils.process_allgather(ref[...], tiled=True)`, or "
+                "read the parts of this process, `ref.addressable_shards`"
+            )
         found = self._as_numpy(dtype)
         # A write to it wouldn't reach the ref.
         found.flags.writeable = bool(copy)
@@ -236,18 +258,9 @@ class Ref(_Fields):
         part = self._reading(np.array, None)[start : start + size]
         return part.reshape(self._shape).astype(dtype or self._dtype)
 
-    def __reduce__(self) -> Any:
-        value = self[...]
-        return _unpickled, (value if _jax.is_key(self.dtype) else np.array(value), self.name)
-
 
 for _name, _operator in (members.OPERATORS | members.CONVERSIONS).items():
     setattr(Ref, f"__{_name}__", _operator)
-
-
-def _unpickled(value: np.ndarray | jax.Array, name: str | None) -> Ref:
-    with jax.enable_x64(True):  # 64-bit dtypes stay.
-        return new_ref(value, name=name)
 
 
 def _array_for_jax(ref: Ref) -> jax.Array:
@@ -255,131 +268,3 @@ def _array_for_jax(ref: Ref) -> jax.Array:
 
 
 _jax.register_handle(Ref, lambda handles: [*map(_array_for_jax, handles)])
-
-
-def new_ref(
-    init_val: Value,
-    *,
-    memory_space: Any = None,
-    kind: str | None = None,
-    pin: bool = False,
-    copy: bool = True,
-    name: str | None = None,
-) -> Ref:
-    """Makes a mutable array with the value `init_val`.
-
-    The signature is `jax.new_ref`'s, with two more keywords, `copy` and `name`. A tree of state is
-    made with `jax.tree.map(refs.new_ref, tree)`.
-
-    Args:
-      init_val: an array or scalar of any shape and dtype.
-      memory_space: as in `jax.new_ref`.
-      kind: as in `jax.new_ref`.
-      pin: as in `jax.new_ref`, if this JAX has it: True only in traced functions.
-      copy: False to take over the buffer of `init_val`, a `jax.Array` that must not be used
-        afterwards (the first write would delete it).
-      name: the name of the ref in error messages.
-
-    Returns:
-      A `Ref`. Inside a traced function, a traced ref.
-
-    Raises:
-      RefTypeError: if `init_val` is a ref, or no array can be made of it.
-      RefValueError: if `pin` is True outside of a traced function, or unknown to JAX.
-
-    >>> r = refs.new_ref(jnp.zeros(3), name="counts")
-    >>> r[1] += 1
-    >>> r
-    Ref([0., 1., 0.], dtype=float32, name='counts')
-    """
-    if isinstance(init_val, _jax.NativeRef):
-        raise RefTypeError(
-            f"new_ref of {access.describe(init_val)}: a ref can't hold a ref. Copy its value, "
-            "`refs.new_ref(other[...])`"
-        )
-    origin = Origin(name, user_site())
-    init_val = as_array(init_val)
-    pinned = {"pin": True} if pin else {}
-    if pin and (_jax.at_top_level() or not _jax.can_pin):
-        where = "outside of a traced function" if _jax.can_pin else f"with JAX {jax.__version__}"
-        raise RefValueError(
-            f"new_ref with pin=True {where}, which has no pinned buffers: leave it out"
-        )
-    if not _jax.at_top_level():
-        traced = _jax.new_ref(init_val, memory_space=memory_space, kind=kind, **pinned)
-        return _adopt(traced, origin)
-    if copy or not isinstance(init_val, jax.Array):
-        # JAX's own allocation does what each version needs of a ref's buffer: committed, not weak.
-        native = _jax.new_ref(init_val, memory_space=memory_space, kind=kind)
-        aval, buf = native._aval, _jax.native_buffer(native)
-    else:
-        aval, buf = (
-            _jax.AbstractRef(_jax.typeof(init_val), memory_space, kind),
-            _jax.commit(init_val),
-        )
-    return Ref._of(strong_type(aval, origin), buf)
-
-
-def empty_ref(ty: Any, memory_space: Any = None, *, name: str | None = None) -> Ref:
-    """Makes a mutable array of type `ty`, filled with zeros.
-
-    Args:
-      ty: an array, `jax.ShapeDtypeStruct` or anything with a shape and dtype.
-      memory_space: as in `jax.ref.empty_ref`.
-      name: the name of the ref in error messages.
-
-    >>> refs.empty_ref(jax.ShapeDtypeStruct((2,), jnp.int32))
-    Ref([0, 0], dtype=int32)
-    """
-    if isinstance(ty, _jax.NativeRef):
-        raise RefTypeError(
-            f"empty_ref of {access.describe(ty)}: a ref can't hold a ref. Give its array type, "
-            "`jax.ShapeDtypeStruct(other.shape, other.dtype)`"
-        )
-    if not hasattr(ty, "shape") or not hasattr(ty, "dtype"):
-        raise RefTypeError(
-            f"empty_ref of a {type(ty).__name__}: it takes an array type, "
-            "`jax.ShapeDtypeStruct(shape, dtype)` for instance"
-        )
-    zeros = jnp.zeros(ty.shape, ty.dtype, device=getattr(ty, "sharding", None))
-    return new_ref(zeros, memory_space=memory_space, copy=False, name=name)
-
-
-def _copied(ref: RefLike, memo: Any = None) -> Ref:
-    return new_ref(ref[...], name=ref.name)
-
-
-for _name in ("copy", "deepcopy"):
-    setattr(Ref, f"__{_name}__", _copied)
-    setattr(RefType, f"_{_name}", lambda aval, tracer, *memo: _copied(tracer))
-
-
-def _adopt(ref: RefLike, origin: Origin) -> RefLike:
-    """Gives a ref that JAX has made in a trace our type, with its origin."""
-    return _jax.retype(ref, lambda aval: RefType.of(aval, origin))
-
-
-def strong_type(aval: Aval, origin: Origin) -> RefType:
-    return RefType(aval.inner_aval.update(weak_type=False), aval.memory_space, aval.kind, origin)
-
-
-def as_array(x: Value) -> Value:
-    """What a ref is to hold, as a strongly typed array. Raises a RefTypeError if it is none."""
-    if getattr(x, "dtype", None) == jax.dtypes.float0:
-        raise RefTypeError(
-            "new_ref of an array of dtype float0, which holds no numbers: it stands for a "
-            "derivative that there is none of. Make a ref of zeros, `jnp.zeros(x.shape)`"
-        )
-    if isinstance(x, jax.Array) and hasattr(x, "dtype"):  # Values of a user's type have none.
-        return _jax.strong(x)
-    try:
-        leaves = jax.tree.leaves(x)
-        if any(isinstance(leaf, _jax.NativeRef) for leaf in leaves) or isinstance(x, _jax.Tracer):
-            raise TypeError
-        return x if isinstance(x, np.ndarray | np.generic) else _jax.strong(x)
-    except (TypeError, ValueError):
-        kind = type(getattr(x, "aval", x)).__name__
-        raise RefTypeError(
-            f"new_ref of a {kind}: a ref holds one array. Make a tree of refs with "
-            "`jax.tree.map(refs.new_ref, tree)`"
-        ) from None

@@ -36,8 +36,14 @@ class RefType(_jax.AbstractRef):
         self._hash = hash((_jax.AbstractRef, self.inner_aval, self.memory_space))
 
     def update(
-        self, inner_aval: Aval = None, memory_space: Any = None, kind: Any = None
+        self, inner_aval: Aval = None, memory_space: Any = None, kind: Any = None, **others: Any
     ) -> RefType:
+        if "sharding" in others:
+            raise RefTypeError(
+                f"with_sharding_constraint of {self.origin.describe()}: it takes an array. Place "
+                "its value, `jax.lax.with_sharding_constraint(ref[...], sharding)`; a ref is moved "
+                "by `refs.reshard(ref, sharding)`, outside of traced functions"
+            )
         return RefType.of(super().update(inner_aval, memory_space, kind), self.origin)
 
     @staticmethod
@@ -82,8 +88,9 @@ class RefType(_jax.AbstractRef):
 
 def _refuse_placement(aval: Aval) -> NoReturn:
     raise RefTypeError(
-        f"{aval.origin.describe()} where `jax.device_put` takes an array; `jax.debug.print` and "
-        "`jax.debug.callback` call it outside of traced functions: give them the value, `ref[...]`"
+        f"{aval.origin.describe()} where `jax.device_put` takes an array: to move the ref, "
+        "`refs.reshard(ref, sharding)`. `jax.debug.print` and `jax.debug.callback` call it outside "
+        "of traced functions: give them the value, `ref[...]`"
     )
 
 

@@ -6,6 +6,7 @@ the rest of the library uses one vocabulary. `tests/jax/test_jax.py` checks each
 decoded parameter, and says which one broke.
 """
 
+from refs._jax.arrays import *  # noqa: F403
 from refs._jax.callbacks import *  # noqa: F403
 from refs._jax.calls import *  # noqa: F403
 from refs._jax.equations import *  # noqa: F403

@@ -16,11 +16,11 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 from jax._src.lib import _jax as _jaxlib
 
-from refs._types import Atom, Aval, Buffer, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
+from refs._types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 
 __all__ = [
     "any_equation", "as_array", "as_closed", "at_its_own_lines", "before_python",
-    "bind", "bind_eqn", "called_by", "captured", "commit", "eval_jaxpr", "forget_fast_path",
+    "bind", "bind_eqn", "called_by", "captured", "eval_jaxpr", "forget_fast_path",
     "is_called_callback", "is_zero_literal",
     "jaxprs_in", "map_closed", "map_jaxprs", "new_var", "one_vjp", "replace_jaxpr", "source_of",
     "split_params", "strong", "typed_like", "user_line", "vary_as", "with_equations",
@@ -206,21 +206,6 @@ def forget_fast_path(compiled: Any) -> None:
     `clear_cache` would throw away the traces of all functions.
     """
     compiled._clear_cache()
-
-
-def commit(x: Value) -> Buffer:
-    """The same buffer, committed to its device if those of JAX's own refs are.
-
-    The cache keys of `jax.jit` contain whether an argument is committed.
-    """
-    if x.committed or not _refs_are_committed():
-        return x
-    return jax.device_put(x, x.sharding)
-
-
-@functools.cache
-def _refs_are_committed() -> bool:
-    return core.new_ref(jax.numpy.zeros(()))._refs._buf.committed  # in the newest JAX
 
 
 def new_var(aval: Aval) -> Atom:

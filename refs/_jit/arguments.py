@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from refs._buffers.handles import sharding_of
 from refs._buffers.parts import part_of
 from refs._handles.ref import Ref
 from refs._jit.packing import Packing, same_packs
@@ -67,6 +68,7 @@ class Arguments:
         leaf_of = {id(ref): place[i] for i, ref in enumerate(call.refs)}
         self.packing = Packing(written, read, leaf_of)
         self._same_packs = same_packs([*call.refs, *outers])
+        self._outer_places = _places_of(outers)
         self._refs_of = [*map(self._picker_of_refs, slots)]
         alone = [
             [s for s, ref in zip(of_kind, found, strict=True) if part_of(ref) is None]
@@ -114,8 +116,9 @@ class Arguments:
         return [ref for pick in self._refs_of for ref in pick(flat)]
 
     def fit(self, call: Call) -> bool:
-        """Whether the refs of a call have the same aliases as in this program."""
+        """Whether a call's refs have the same aliases, and other refs their places, as in this."""
         same = self.ref_places == call.ref_places
+        same &= self._outer_places == _places_of(self._outers)
         same &= self._same_packs == same_packs([*call.refs, *self._outers])
         return same and self._links == links_of(call.refs, self._outers)
 
@@ -134,6 +137,11 @@ class Arguments:
             for r in refs
         ):
             raise RefsDiffer
+
+
+def _places_of(refs: Sequence[RefLike]) -> list[Any]:
+    """Where refs lie: those that a function closes over may be moved between its calls."""
+    return [(ref_type(ref), sharding_of(ref)) for ref in refs]
 
 
 def _after(

@@ -12,10 +12,11 @@ from refs._buffers.devices import devices_told
 from refs._buffers.handles import buffer_of, is_ours, sharding_of
 from refs._callbacks.analysis import calls_host, uncopied
 from refs._handles.access import check_ref
+from refs._handles.making import adopt
 from refs._jit.arguments import Arguments
 from refs._jit.executable import Executable, Options
 from refs._tracing.facts import can_fail
-from refs._tracing.trace import Call, adopt, result_of
+from refs._tracing.trace import Call, result_of
 from refs._transactions.signature import Static, dtype_of, shape_of
 from refs._transactions.transaction import Transaction
 from refs._types import Aval, PyTree, PyTreeDef, RefLike

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 
 from refs import _jax
+from refs._handles.making import new_ref
 from refs._handles.predicates import is_ref
-from refs._handles.ref import new_ref
 from refs._tracing.trace import Call, flattened, ref_type, result_of
 from refs._transactions.signature import Static, type_of
 from refs._transactions.transaction import is_lane

@@ -17,6 +17,7 @@ from refs._buffers.parts import part_of
 from refs._handles.access import check_ref
 from refs._handles.predicates import is_ref
 from refs._handles.ref import Ref
+from refs._handles.resharding import go_along
 from refs._jit.dispatch import NoForm, dispatcher
 from refs._jit.entry import Entry
 from refs._jit.executable import Options
@@ -257,8 +258,13 @@ class Programs:
 
     def _entry(self, static: Static | None, call: Call) -> Any:
         """The entry for these arguments, made at the first call with arguments like them."""
-        key = self._key(static, call)
-        return self._fitting(key, call) or self._add(key, call, self._made(static, call))
+        go_along(call.refs, call.flat)
+        while True:
+            key = self._key(static, call)
+            entry = self._fitting(key, call) or self._add(key, call, self._made(static, call))
+            # Which refs it closes over is known now.
+            if entry.is_plain or not go_along(entry.arguments.refs_of(call.flat), call.flat):
+                return entry
 
     def _fitting(self, key: tuple[Any, ...], call: Call) -> Any:
         # Which arguments are also closed over is known only after the trace.

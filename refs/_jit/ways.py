@@ -22,10 +22,12 @@ import jax
 import jax.numpy as jnp
 
 from refs import _jax
+from refs._buffers.devices import devices_told
 from refs._buffers.exchange import Busy, exchange, exchange_one
 from refs._buffers.several import exchange_refs
 from refs._buffers.signals import defer
 from refs._callbacks.failure import failure_of, raise_failure
+from refs._handles.resharding import go_along
 from refs._jit.entry import Entry
 from refs._jit.executable import TypesDiffer, before_python
 from refs._jit.picking import RefsDiffer
@@ -144,14 +146,23 @@ def after_failure(entry: Entry, error: BaseException, flat: list[Any]) -> None:
 
     Raises:
       Busy: if a ref's buffer was deleted. The retry raises the RefStateError that names the ref.
+      RefsDiffer: if refs have been moved to where an argument lies now.
+      RefValueError: if arguments and refs don't lie on the same devices.
     """
     if isinstance(error, RETRY):
         return
-    lost = (x.is_deleted() for ref in entry.arguments.refs_of(flat) for x in [*ref._cell])
+    touched = entry.arguments.refs_of(flat)
+    is_elsewhere = _jax.what_is_said(error) == "incompatible devices"
+    if is_elsewhere and go_along(touched, flat):
+        raise RefsDiffer from None
+    lost = (x.is_deleted() for ref in touched for x in [*ref._cell])
     if _jax.is_about_deleted(error) and any(lost):
         raise Busy from None
     entry.note_failure(repr(error), entry.arguments.written_of(flat))
     prepare(entry)
+    if is_elsewhere:
+        with devices_told(f"a call of `{entry.name}`", touched):
+            raise error
 
 
 def carefully(

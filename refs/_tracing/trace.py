@@ -6,7 +6,6 @@ one ref, refs may be returned, and errors inside are told in terms of the user's
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -387,13 +386,3 @@ def result_of(
         else:
             leaves.append(leaf.ref if isinstance(leaf, OuterRef) else new[leaf.position])
     return jax.tree.unflatten(out_tree, leaves)
-
-
-def adopt(value: Value, origin: Origin) -> Ref:
-    """A handle for the value of a ref made in a trace."""
-    return Ref._of(_type_of_new(_jax.typeof(value), origin), _jax.commit(value))
-
-
-@functools.lru_cache(maxsize=4096)
-def _type_of_new(aval: Aval, origin: Origin) -> RefType:
-    return RefType.of(_jax.AbstractRef(aval), origin)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from refs import _jax
+from refs._handles.making import new_ref
 from refs._handles.predicates import is_ref
-from refs._handles.ref import new_ref
 from refs._tracing.trace import Call, flatten_result, result_of, strip_refs
 from refs._transactions.signature import Static, shardings_of_arguments, shardings_of_result
 from refs._types import PyTree, Sharding, Value

@@ -25,14 +25,13 @@ from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.program import Program
 from refs._handles import access
-from refs._handles.ref import new_ref
+from refs._handles.making import adopt, new_ref
 from refs._origin import Origin, origin_of
 from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import Touch
 from refs._tracing.trace import (
     NewRef,
     Trace,
-    adopt,
     lookups,
     neutral_like,
     other_names,

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from refs._handles import access
+from refs._handles.making import new_ref
 from refs._handles.predicates import is_ref, is_view
-from refs._handles.ref import new_ref
 from refs._jit.jit import jit
 from refs._tracing.trace import Call
 from refs._transforms.checkpoint import checkpoint

@@ -97,8 +97,9 @@ def derivative_of_a_hi_primitive_over_a_ref(r, i):
 
 @raises(
     errors.RefTypeError,
-    "ref `r` (created at FILE:N) where `jax.device_put` takes an array; `jax.debug.print` and "
-    "`jax.debug.callback` call it outside of traced functions: give them the value, `ref[...]`",
+    "ref `r` (created at FILE:N) where `jax.device_put` takes an array: to move the ref, "
+    "`refs.reshard(ref, sharding)`. `jax.debug.print` and `jax.debug.callback` call it outside of "
+    "traced functions: give them the value, `ref[...]`",
 )
 def debug_print_of_a_ref_at_top_level(r, i):
     jax.debug.print("{}", r)

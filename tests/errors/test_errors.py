@@ -23,6 +23,7 @@ from tests.errors import (
     cases_life,
     cases_members,
     cases_numbers,
+    cases_placement,
     cases_programs,
     cases_testing,
     cases_values,
@@ -37,6 +38,7 @@ MODULES = (
     cases_life,
     cases_members,
     cases_numbers,
+    cases_placement,
     cases_programs,
     cases_testing,
     cases_custom_rules,
@@ -59,6 +61,7 @@ INTERNAL = {
     ("ways.py", "raise Busy from None"),
     ("ways.py", "raise RefsDiffer"),
     ("ways.py", "raise RefsDiffer from None"),
+    ("ways.py", "raise error"),  # JAX's own, which `devices.py` explains
     ("dispatch.py", "raise RefsDiffer"),
     ("op_by_op.py", "raise TouchedError(ref)"),
     ("by_jax.py", "raise TouchedError(x)"),

@@ -303,10 +303,9 @@ def test_a_ref_on_a_single_device(wrap, is_passed):
         return
     doing = "shard_map of" if wrap is oracle.as_is else "a call of"
     text = (
-        rf"^{doing} `double`: ref `r` \(created at .*\): on a single device, and used with what "
-        r"lies on several\. Make it under `jax\.set_mesh\(mesh\)`, or of an array that is there "
-        r"already, `refs\.new_ref\(jax\.device_put\(value, jax\.NamedSharding\(mesh, "
-        r"jax\.P\(\)\)\)\)`"
+        rf"^{doing} `double` takes refs and arrays that lie on different devices: .*ref `r` "
+        r"\(created at .*\) lies on .*\. Move what is to go with the rest: a ref by "
+        r"`refs\.reshard\(ref, sharding\)`, an array by `jax\.device_put\(x, sharding\)`\."
     )
     with pytest.raises(RefValueError, match=text):
         wrap(mapped)(*args)

@@ -1,0 +1,206 @@
+"""The functions that make refs: `new_ref` and `empty_ref`, copies, and pickles."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from refs import _jax
+from refs._handles import access
+from refs._handles.ref import Ref
+from refs._handles.ref_type import RefType
+from refs._origin import Origin, user_site
+from refs._types import Aval, Placement, RefLike, Value
+from refs.errors import RefTypeError, RefValueError
+
+
+def new_ref(
+    init_val: Value,
+    *,
+    memory_space: Any = None,
+    kind: str | None = None,
+    pin: bool = False,
+    copy: bool = True,
+    name: str | None = None,
+    sharding: Placement | None = None,
+) -> Ref:
+    """Makes a mutable array with the value `init_val`.
+
+    The signature is `jax.new_ref`'s, with more keywords: `copy`, `name` and `sharding`. A tree of
+    state is made with `jax.tree.map(refs.new_ref, tree)`.
+
+    Args:
+      init_val: an array or scalar of any shape and dtype.
+      memory_space: as in `jax.new_ref`.
+      kind: as in `jax.new_ref`.
+      pin: as in `jax.new_ref`, if this JAX has it: True only in traced functions.
+      copy: False to take over the buffer of `init_val`, a `jax.Array` that must not be used
+        afterwards (the first write would delete it).
+      name: the name of the ref in error messages.
+      sharding: where the ref is to lie, a sharding or a device. Each device gets its part of a
+        NumPy array. By default a ref lies where `init_val` does; if nobody has placed that, as a
+        counter or a key, it goes along with what a program takes besides. Inside a traced function
+        it is a constraint on the initial value.
+
+    Returns:
+      A `Ref`. Inside a traced function, a traced ref.
+
+    Raises:
+      RefTypeError: if `init_val` is a ref, or no array can be made of it.
+      RefValueError: if `pin` is True outside of a traced function, or unknown to JAX.
+
+    >>> r = refs.new_ref(jnp.zeros(3), name="counts")
+    >>> r[1] += 1
+    >>> r
+    Ref([0., 1., 0.], dtype=float32, name='counts')
+    """
+    if isinstance(init_val, _jax.NativeRef):
+        raise RefTypeError(
+            f"new_ref of {access.describe(init_val)}: a ref can't hold a ref. Copy its value, "
+            "`refs.new_ref(other[...])`"
+        )
+    origin = Origin(name, user_site())
+    is_placed = isinstance(init_val, _jax.ArrayImpl) and init_val.committed
+    init_val = as_array(init_val)
+    pinned = {"pin": True} if pin else {}
+    if pin and (_jax.at_top_level() or not _jax.can_pin):
+        where = "outside of a traced function" if _jax.can_pin else f"with JAX {jax.__version__}"
+        raise RefValueError(
+            f"new_ref with pin=True {where}, which has no pinned buffers: leave it out"
+        )
+    if not _jax.at_top_level():
+        if sharding is not None:
+            init_val = _jax.place_in_trace(init_val, sharding)
+        traced = _jax.new_ref(init_val, memory_space=memory_space, kind=kind, **pinned)
+        return _retyped(traced, origin)
+    if sharding is not None:
+        init_val, copy = placed(init_val, sharding, origin, copy), False
+    if copy or not isinstance(init_val, jax.Array):
+        # JAX's own allocation does what each version needs of a ref's buffer: committed, not weak.
+        native = _jax.new_ref(init_val, memory_space=memory_space, kind=kind)
+        aval, buf = native._aval, _jax.native_buffer(native)
+    else:
+        aval, buf = (
+            _jax.AbstractRef(_jax.typeof(init_val), memory_space, kind),
+            _jax.commit(init_val),
+        )
+    ref = Ref._of(strong_type(aval, origin), buf)
+    ref._is_placed = is_placed or sharding is not None or ref._sharding is not None
+    return ref
+
+
+def empty_ref(
+    ty: Any,
+    memory_space: Any = None,
+    *,
+    name: str | None = None,
+    sharding: Placement | None = None,
+) -> Ref:
+    """Makes a mutable array of type `ty`, filled with zeros.
+
+    Args:
+      ty: an array, `jax.ShapeDtypeStruct` or anything with a shape and dtype.
+      memory_space: as in `jax.ref.empty_ref`.
+      name: the name of the ref in error messages.
+      sharding: where the ref is to lie, a sharding or a device: each device makes its own part. By
+        default it is that of `ty`, if it has one.
+
+    >>> refs.empty_ref(jax.ShapeDtypeStruct((2,), jnp.int32))
+    Ref([0, 0], dtype=int32)
+    """
+    if isinstance(ty, _jax.NativeRef):
+        raise RefTypeError(
+            f"empty_ref of {access.describe(ty)}: a ref can't hold a ref. Give its array type, "
+            "`jax.ShapeDtypeStruct(other.shape, other.dtype)`"
+        )
+    if not hasattr(ty, "shape") or not hasattr(ty, "dtype"):
+        raise RefTypeError(
+            f"empty_ref of a {type(ty).__name__}: it takes an array type, "
+            "`jax.ShapeDtypeStruct(shape, dtype)` for instance"
+        )
+    place = getattr(ty, "sharding", None) if sharding is None else sharding
+    zeros = jnp.zeros(ty.shape, ty.dtype, device=place)
+    return new_ref(zeros, memory_space=memory_space, copy=False, name=name)
+
+
+def _copied(ref: RefLike, memo: Any = None) -> Ref:
+    return new_ref(ref[...], name=ref.name)
+
+
+def _unpickled(value: np.ndarray | jax.Array, name: str | None) -> Ref:
+    with jax.enable_x64(True):  # 64-bit dtypes stay.
+        return new_ref(value, name=name)
+
+
+def _reduced(ref: Ref) -> Any:
+    value = ref[...] if _jax.is_key(ref.dtype) else np.array(ref)
+    return _unpickled, (value, ref.name)
+
+
+Ref.__reduce__ = _reduced  # type: ignore[method-assign]
+for _name in ("copy", "deepcopy"):
+    setattr(Ref, f"__{_name}__", _copied)
+    setattr(RefType, f"_{_name}", lambda aval, tracer, *memo: _copied(tracer))
+
+
+def _retyped(ref: RefLike, origin: Origin) -> RefLike:
+    """Gives a ref that JAX has made in a trace our type, with its origin."""
+    return _jax.retype(ref, lambda aval: RefType.of(aval, origin))
+
+
+def adopt(value: jax.Array, origin: Origin) -> Ref:
+    """A handle for the value of a ref made in a trace."""
+    ref = Ref._of(_type_of_new(_jax.typeof(value), origin), _jax.commit(value))
+    ref._is_placed = value.committed
+    return ref
+
+
+@functools.lru_cache(maxsize=4096)
+def _type_of_new(aval: Aval, origin: Origin) -> RefType:
+    return RefType.of(_jax.AbstractRef(aval), origin)
+
+
+def placed(x: Value, sharding: Placement, origin: Origin, copy: bool) -> jax.Array:
+    """The array as a ref may hold it, under a sharding.
+
+    Raises:
+      RefValueError: if that is in the host's memory.
+    """
+    found = _jax.place(x, sharding, copy)
+    if _jax.is_in_host_memory(found):
+        raise RefValueError(
+            f"{origin.describe()} in the host's memory, {sharding}: a ref lies in a device's, "
+            "where programs update it. Keep what is offloaded in an array, "
+            "`jax.device_put(ref[...], sharding)`"
+        )
+    return found
+
+
+def strong_type(aval: Aval, origin: Origin) -> RefType:
+    return RefType(aval.inner_aval.update(weak_type=False), aval.memory_space, aval.kind, origin)
+
+
+def as_array(x: Value) -> Value:
+    """What a ref is to hold, as a strongly typed array. Raises a RefTypeError if it is none."""
+    if getattr(x, "dtype", None) == jax.dtypes.float0:
+        raise RefTypeError(
+            "new_ref of an array of dtype float0, which holds no numbers: it stands for a "
+            "derivative that there is none of. Make a ref of zeros, `jnp.zeros(x.shape)`"
+        )
+    if isinstance(x, jax.Array) and hasattr(x, "dtype"):  # Values of a user's type have none.
+        return _jax.strong(x)
+    try:
+        leaves = jax.tree.leaves(x)
+        if any(isinstance(leaf, _jax.NativeRef) for leaf in leaves) or isinstance(x, _jax.Tracer):
+            raise TypeError
+        return x if isinstance(x, np.ndarray | np.generic) else _jax.strong(x)
+    except (TypeError, ValueError):
+        kind = type(getattr(x, "aval", x)).__name__
+        raise RefTypeError(
+            f"new_ref of a {kind}: a ref holds one array. Make a tree of refs with "
+            "`jax.tree.map(refs.new_ref, tree)`"
+        ) from None

@@ -1,0 +1,101 @@
+"""Other placements of the same ref: `refs.reshard`, and what a program does that needs one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+
+from refs import _jax
+from refs._buffers import exchange
+from refs._buffers.signals import defer
+from refs._handles import access
+from refs._handles.making import placed, strong_type
+from refs._handles.ref import Ref
+from refs._types import Buffer, Placement, RefLike
+from refs.errors import RefTypeError
+
+
+def reshard(ref: RefLike, sharding: Placement) -> None:
+    """Moves what a ref holds to other devices, or divides it otherwise; the ref stays the same.
+
+    Compiled functions notice: they are compiled once more at the next call. An array is moved by
+    `jax.device_put`, which gives another one.
+
+    Args:
+      ref: a ref of `new_ref` or `empty_ref`, outside of traced functions.
+      sharding: a sharding or a device, as for `jax.device_put`.
+
+    Raises:
+      RefValueError: if the sharding is one of the host's memory.
+      RefTypeError: if the ref is traced, is one of JAX's own, or lies in a pack's buffer.
+      ValueError: JAX's own, if an axis can't be divided so. The ref stays where it is.
+
+    >>> r = refs.new_ref(jnp.arange(4))
+    >>> mesh = jax.make_mesh((1,), ("x",))
+    >>> refs.reshard(r, jax.NamedSharding(mesh, jax.P("x")))
+    >>> tuple(r.sharding.spec)
+    ('x',)
+    """
+    access.check_ref(ref, "reshard")
+    if isinstance(ref, _jax.Tracer) or not _jax.at_top_level():
+        raise RefTypeError(
+            f"reshard of {access.describe(ref)} inside a traced function: a ref stays where it is "
+            "while a program runs. Reshard it outside, or place its value, "
+            "`jax.lax.with_sharding_constraint(ref[...], sharding)`"
+        )
+    if not isinstance(ref, Ref):
+        raise RefTypeError(
+            f"reshard of {access.describe(ref)}, a ref of JAX's own: make one that can be moved, "
+            "`refs.new_ref(ref[...], sharding=sharding)`"
+        )
+    if ref._part is not None:
+        raise RefTypeError(
+            f"reshard of {access.describe(ref)}, which lies in the buffer of a pack: make a ref "
+            "with a buffer of its own, `refs.new_ref(ref[...], sharding=sharding)`"
+        )
+
+    def moved(held: list[Buffer]) -> tuple[list[Buffer], None]:
+        defer()
+        old = ref._aval
+        value = placed(_jax.wrap_keys(held[0], ref._dtype), sharding, old.origin, copy=False)
+        aval = _jax.AbstractRef(_jax.typeof(value), old.memory_space, old.kind)
+        held[:] = [_jax.unwrap_keys(value)]
+        # Until the buffer is back in its cell nobody uses the ref.
+        ref._note_placement(strong_type(aval, old.origin), value)
+        ref._is_placed = True
+        return held, None
+
+    exchange.patiently(lambda: exchange.exchange_one(ref._cell, moved), written=[ref])
+
+
+def go_along(refs: Sequence[RefLike], others: Iterable[Any]) -> bool:
+    """Moves the refs that nobody has placed to the devices of what a program takes besides.
+
+    So JAX does with arrays that nobody has committed to a device: counters, and keys. Each of the
+    devices gets all of such a ref.
+
+    Args:
+      refs: all refs that the program touches.
+      others: the leaves of its arguments.
+
+    Returns:
+      Whether any were moved: not if the rest lies on several sets of devices.
+    """
+    alone = [ref for ref in refs if type(ref) is Ref and ref._part is None]
+    free = [ref for ref in alone if not ref._is_placed]
+    if not free:
+        return False
+    placed = [ref.sharding for ref in alone if ref._is_placed]
+    arrays = (x for x in others if isinstance(x, _jax.ArrayImpl))
+    placed += [x.sharding for x in arrays if x.committed]
+    if len({frozenset(s.device_set) for s in placed}) != 1:
+        return False
+    target = max(placed, key=lambda s: isinstance(s, jax.NamedSharding))
+    if isinstance(target, jax.NamedSharding):
+        target = jax.NamedSharding(target.mesh, jax.P())
+    moved = [ref for ref in free if ref.sharding.device_set != target.device_set]
+    for ref in moved:
+        reshard(ref, target)
+    return bool(moved)

@@ -1,0 +1,51 @@
+"""Where arrays lie."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+from jax._src import core
+
+from refs._jax.names import is_on_explicit_mesh
+from refs._types import Buffer, Placement, Value
+
+__all__ = ["commit", "is_in_host_memory", "place", "place_in_trace"]
+
+
+def commit(x: Value) -> Buffer:
+    """The same buffer, committed to its device if those of JAX's own refs are.
+
+    The cache keys of `jax.jit` contain whether an argument is committed.
+    """
+    if x.committed or not _refs_are_committed():
+        return x
+    return jax.device_put(x, x.sharding)
+
+
+def place(x: Value, sharding: Placement, copy: bool) -> Buffer:
+    """The array under another sharding; the very same memory where it can be, unless `copy`."""
+    placed = jax.device_put(x, sharding, may_alias=not copy)
+    device = placed.sharding
+    if is_on_explicit_mesh(placed) and isinstance(device, jax.sharding.SingleDeviceSharding):
+        # JAX leaves the explicit mesh from which the array came in its type.
+        part = placed.addressable_data(0)
+        return jax.make_array_from_single_device_arrays(placed.shape, device, [part])
+    return placed
+
+
+def place_in_trace(x: Value, sharding: Placement) -> Value:
+    """A traced array under another sharding."""
+    # Over axes that XLA shards, `device_put` says nothing.
+    is_automatic = isinstance(sharding, jax.NamedSharding) and not sharding.mesh.explicit_axes
+    return (jax.lax.with_sharding_constraint if is_automatic else jax.device_put)(x, sharding)
+
+
+def is_in_host_memory(x: Value) -> bool:
+    """Whether an array lies in the host's memory, as JAX's offloading has it."""
+    return core.typeof(x).memory_space == jax.memory.Space.Host
+
+
+@functools.cache
+def _refs_are_committed() -> bool:
+    return core.new_ref(jax.numpy.zeros(()))._refs._buf.committed  # in the newest JAX

@@ -1,0 +1,77 @@
+"""Errors about where refs lie. See `test_errors.py`."""
+
+import jax
+import numpy as np
+
+import refs
+from refs import errors
+from tests.errors.case import X, raises
+
+HOST = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+
+
+@raises(
+    errors.RefValueError,
+    "ref `r` (created at FILE:N) in the host's memory, "
+    f"{HOST}: a ref lies in a device's, where programs update it. Keep what is offloaded in an "
+    "array, `jax.device_put(ref[...], sharding)`",
+)
+def reshard_to_host_memory(r, i):
+    refs.reshard(r, HOST)
+
+
+@raises(
+    errors.RefTypeError,
+    "reshard of ref `r` (created at FILE:N) inside a traced function: a ref stays where it is "
+    "while a program runs. Reshard it outside, or place its value, "
+    "`jax.lax.with_sharding_constraint(ref[...], sharding)`",
+)
+def reshard_in_a_traced_function(r, i):
+    refs.jit(lambda r: refs.reshard(r, jax.devices()[0]))(r)
+
+
+@raises(
+    errors.RefTypeError,
+    "reshard of a ref, a ref of JAX's own: make one that can be moved, "
+    "`refs.new_ref(ref[...], sharding=sharding)`",
+)
+def reshard_of_a_ref_of_jax(r, i):
+    refs.reshard(jax.new_ref(X), jax.devices()[0])
+
+
+@raises(
+    errors.RefTypeError,
+    "reshard of ref `p[0]` (created at FILE:N), which lies in the buffer of a pack: make a ref "
+    "with a buffer of its own, `refs.new_ref(ref[...], sharding=sharding)`",
+)
+def reshard_of_a_packed_ref(r, i):
+    refs.reshard(refs.pack([X, X], name="p")[0], jax.devices()[0])
+
+
+@raises(
+    errors.RefTypeError,
+    "with_sharding_constraint of ref `r` (created at FILE:N): it takes an array. Place its value, "
+    "`jax.lax.with_sharding_constraint(ref[...], sharding)`; a ref is moved by "
+    "`refs.reshard(ref, sharding)`, outside of traced functions",
+)
+def sharding_constraint_of_a_ref(r, i):
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.NamedSharding(mesh, jax.P("x"))
+    refs.jit(lambda r: jax.lax.with_sharding_constraint(r, sharding))(r)
+
+
+@raises(
+    errors.RefValueError,
+    "the value of ref `r` (created at FILE:N) as a NumPy array: parts of it lie on other "
+    "processes' devices. Gather it, `jax.experimental.multihost_utils.process_allgather(ref[...], "
+    "tiled=True)`, or read the parts of this process, `ref.addressable_shards`",
+)
+def numpy_array_of_parts_elsewhere(r, i):
+    class Elsewhere:
+        is_fully_addressable = is_fully_replicated = False
+
+    r._sharding = Elsewhere()
+    try:
+        np.asarray(r)
+    finally:
+        r._sharding = None

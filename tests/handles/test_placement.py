@@ -1,0 +1,277 @@
+"""Where refs lie: they are made there, moved, and go along with others. On eight devices."""
+
+import copy
+import pickle
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import NamedSharding, P
+from jax.sharding import AxisType
+
+import refs
+from refs.errors import RefTypeError, RefValueError
+from tests.processes import run_again_with_devices
+
+X = np.arange(16.0, dtype=np.float32)
+N = jax.device_count()
+several = pytest.mark.skipif(N != 8, reason="runs again in a process with eight devices")
+
+
+@pytest.mark.skipif(N == 8, reason="the process with eight devices")
+def test_on_eight_devices():
+    assert "1 skipped" in run_again_with_devices(8, __file__)
+
+
+@pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=str)
+def mesh(request):
+    return jax.make_mesh((8,), ("x",), axis_types=(request.param,))
+
+
+@pytest.fixture
+def split(mesh):
+    return NamedSharding(mesh, P("x"))
+
+
+@pytest.fixture
+def whole(mesh):
+    return NamedSharding(mesh, P())
+
+
+@refs.jit
+def add_one(ref):
+    ref[...] += 1
+
+
+@refs.jit
+def step(state, count):
+    state[...] += 1
+    count[...] += 1
+
+
+def lies_at(ref, sharding):
+    """Whether it does, and says so everywhere."""
+    shards = ref.addressable_shards
+    return (
+        ref.sharding.is_equivalent_to(sharding, ref.ndim)
+        and ref[...].sharding.is_equivalent_to(sharding, ref.ndim)
+        and ref.devices() == sharding.device_set
+        and ref.is_fully_replicated == sharding.is_fully_replicated
+        and ref.is_fully_addressable
+        and {s.device for s in shards} == sharding.device_set
+        and all(np.array_equal(s.data, np.asarray(ref)[s.index]) for s in shards)
+    )
+
+
+# --- Made where they belong ---
+
+
+@several
+@pytest.mark.parametrize("value", [X, jnp.asarray(X), 3.0], ids=["numpy", "jax", "float"])
+def test_made_there(split, whole, value):
+    sharding = split if np.ndim(value) else whole
+    r = refs.new_ref(value, sharding=sharding)
+    assert lies_at(r, sharding)
+    np.testing.assert_array_equal(r, value)
+    add_one(r)
+    assert lies_at(r, sharding)
+
+
+@several
+def test_no_device_gets_more_than_its_part(split):
+    before = {id(x) for x in jax.live_arrays()}
+    r = refs.new_ref(np.zeros((8, 1000)), sharding=split)
+    e = refs.empty_ref(jax.ShapeDtypeStruct((8, 1000), jnp.float32), sharding=split)
+    new = [x for x in jax.live_arrays() if id(x) not in before]
+    assert len(new) == 2
+    for shard in (s for x in new for s in x.addressable_shards):
+        assert shard.data.shape == (1, 1000)
+    assert lies_at(r, split)
+    assert lies_at(e, split)
+
+
+@several
+def test_an_array_is_copied_or_taken_over(split):
+    x = jax.device_put(X, split)
+    refs.new_ref(x, sharding=split)[0] = 5.0
+    assert np.asarray(x)[0] == 0
+    r = refs.new_ref(x, sharding=split, copy=False)
+    r[0] = 5.0
+    assert x.is_deleted()
+
+
+@several
+def test_made_in_a_program(split):
+    def make(x):
+        return refs.new_ref(2 * x, sharding=split)
+
+    assert lies_at(refs.jit(make, out_shardings=split)(X), split)
+    assert lies_at(refs.jit(lambda: refs.new_ref(jnp.zeros(16)), out_shardings=split)(), split)
+    text = refs.jit(lambda x: refs.new_ref(x, sharding=split)[...] + 1).lower(X).as_text()
+    assert re.search(r"sharding.*\"x\"|devices=\[8\]", text)
+
+
+def test_not_in_host_memory():
+    host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    with pytest.raises(RefValueError, match=r"ref `r` .* in the host's memory"):
+        refs.new_ref(X, sharding=host, name="r")
+    r = refs.new_ref(X, name="r")
+    with pytest.raises(RefValueError, match=r"ref `r` .* in the host's memory"):
+        refs.reshard(r, host)
+    add_one(r)
+    np.testing.assert_array_equal(r, X + 1)
+
+
+# --- Moved ---
+
+
+@several
+def test_resharded(split, whole):
+    r = refs.new_ref(X, name="r")
+    reads = refs.jit(lambda r: r[...].sum())
+    places = [split, whole, jax.devices()[3], split, jax.devices()[0]]
+    for n, place in enumerate(places):
+        add_one(r)
+        refs.reshard(r, place)
+        sharding = place if isinstance(place, NamedSharding) else r.sharding
+        assert lies_at(r, sharding)
+        assert sharding.device_set == ({place} if sharding is not place else {*jax.devices()})
+        assert reads(r) == X.sum() + 16 * (n + 1)
+        r.at[3].add(1)
+        r.at[jnp.array([3])].subtract(1)
+        r[0] = float(r.addressable_data(0)[0])
+        assert lies_at(r, sharding)
+        np.testing.assert_array_equal(r, X + n + 1)
+    assert r.name == "r"
+    assert add_one._cache_size() >= 4
+
+
+@several
+def test_a_moved_ref_that_a_function_closes_over(split):
+    r = refs.new_ref(X)
+
+    @refs.jit
+    def close_over(x):
+        r[...] += x
+
+    for place in (jax.devices()[0], split, jax.devices()[5], split):
+        refs.reshard(r, place)
+        for _ in range(2):
+            close_over(1.0)
+        assert lies_at(r, r.sharding)
+        assert len(r.devices()) == (8 if place is split else 1)
+    np.testing.assert_array_equal(r, X + 8)
+
+
+@several
+def test_moved_keys_and_copies(split, whole):
+    r = refs.new_ref(jax.random.split(jax.random.key(0), 8))
+    bits = jax.random.key_data(r[...])
+    refs.reshard(r, split)
+    assert r.sharding.is_equivalent_to(split, 1)
+    np.testing.assert_array_equal(jax.random.key_data(r[...]), bits)
+    r = refs.new_ref(X, sharding=split)
+    assert lies_at(copy.deepcopy(r), split)
+    # A pickle has the value, and comes back on the default device.
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(r)), X)
+
+
+@several
+def test_what_cannot_be_moved_stays(split):
+    r = refs.new_ref(np.zeros(7), name="r")
+    with pytest.raises(ValueError, match="partitioned 8 times"):
+        refs.reshard(r, split)
+    add_one(r)
+    assert len(r.devices()) == 1
+    packed = refs.pack([jnp.zeros(2), jnp.zeros(3)])[0]
+    with pytest.raises(RefTypeError, match=r"lies in the buffer of a pack"):
+        refs.reshard(packed, split)
+    with pytest.raises(RefTypeError, match=r"a ref of JAX's own"):
+        refs.reshard(jax.new_ref(X), split)
+    with pytest.raises(RefTypeError, match=r"reshard of ref `r` .* inside a traced function"):
+        refs.jit(lambda r: refs.reshard(r, split))(r)
+
+
+def test_jax_is_told_of_reshard():
+    r = refs.new_ref(X, name="r")
+    sharding = NamedSharding(jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,)), P("x"))
+    with pytest.raises(RefTypeError, match=r"`refs.reshard\(ref, sharding\)`"):
+        jax.device_put(r, sharding)
+    with pytest.raises(RefTypeError, match=r"with_sharding_constraint of ref `r`"):
+        refs.jit(lambda r: jax.lax.with_sharding_constraint(r, sharding))(r)
+
+
+# --- Refs that nobody has placed go along ---
+
+
+@several
+def test_a_counter_and_a_key_go_along(split, whole):
+    state, count = refs.new_ref(X, sharding=split), refs.new_ref(0)
+    key = refs.new_ref(jax.random.key(0))
+
+    @refs.jit
+    def draw(state):
+        key[...], sub = jax.random.split(key[...])
+        state[...] += jax.random.bernoulli(sub)
+
+    for _ in range(2):
+        step(state, count)
+        draw(state)
+        count[...] += 1
+    assert count[...] == 4
+    assert lies_at(state, split)
+    assert lies_at(count, whole)
+    assert key.sharding.device_set == {*jax.devices()}
+
+
+@several
+def test_where_an_argument_is_sharded_in_a_later_call(split, whole):
+    count = refs.new_ref(0)
+    add = refs.jit(lambda count, x: count.at[...].add(x.sum()))
+    add(count, X.astype(int))
+    add(count, X.astype(int))
+    add(count, jax.device_put(X.astype(int), split))
+    assert count[...] == 3 * X.sum()
+    assert lies_at(count, whole)
+
+
+@several
+def test_compiled_ahead(split, whole):
+    state, count = refs.new_ref(X, sharding=split), refs.new_ref(0)
+    compiled = step.lower(state, count).compile()
+    compiled(state, count)
+    assert count[...] == 1
+    assert lies_at(count, whole)
+
+
+@several
+def test_a_placed_ref_stays(split):
+    state = refs.new_ref(X, sharding=split, name="state")
+    count = refs.new_ref(0, sharding=jax.devices()[2], name="count")
+    with pytest.raises(
+        RefValueError,
+        match=r"(?s)ref `state` .* lies on 8 devices .* ref `count` .* lies on cpu:2.*refs.reshard",
+    ):
+        step(state, count)
+    assert count.devices() == {jax.devices()[2]}
+    np.testing.assert_array_equal(state, X)
+    refs.reshard(count, NamedSharding(split.mesh, P()))
+    step(state, count)
+    assert count[...] == 1
+
+
+@several
+def test_pointers_stay(split):
+    state, count = refs.new_ref(X, sharding=split), refs.new_ref(0)
+    step(state, count)
+
+    def pointers():
+        shards = (s.data for r in (state, count) for s in r._buffer().addressable_shards)
+        return [x.unsafe_buffer_pointer() for x in shards]
+
+    first = pointers()
+    for _ in range(100):
+        step(state, count)
+    assert pointers() == first
