@@ -36,13 +36,11 @@ def devices_told(doing: str, refs: Sequence[RefLike]) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if _jax.what_is_said(error) != "incompatible devices":
-            raise
         ours = [r for r in refs if is_ours(r) and r._part is None]
+        if not ours or _jax.what_is_said(error) != "incompatible devices":
+            raise
         places = {frozenset(r.sharding.device_set): r for r in reversed(ours)}
         said = [f"{_described(r)} lies on {_devices(r)}" for r in reversed(places.values())]
-        if not said:
-            raise
         raise RefValueError(
             f"{doing} takes refs and arrays that lie on different devices: {'; '.join(said)}. "
             "Move what is to go with the rest: a ref by `refs.reshard(ref, sharding)`, an array by "

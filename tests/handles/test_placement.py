@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -122,6 +123,36 @@ def test_not_in_host_memory():
         refs.reshard(r, host)
     add_one(r)
     np.testing.assert_array_equal(r, X + 1)
+
+
+@several
+def test_shards_are_copies(split):
+    r = refs.new_ref(X, sharding=split)
+    for shards in (r.addressable_shards, r.global_shards):
+        add_one(r)
+        for k, shard in enumerate(shards):
+            np.testing.assert_array_equal(shard.data, [2 * k, 2 * k + 1])
+        r[...] = r[...] - 1
+    np.testing.assert_array_equal(r.addressable_data(2), [4, 5])
+
+
+def test_shards_on_one_device():
+    for r in (refs.new_ref(X), refs.pack([X, X])[1]):
+        (shard,) = r.addressable_shards
+        np.testing.assert_array_equal(shard.data, X)
+        assert r.is_fully_replicated
+        assert r.is_fully_addressable
+
+
+def test_what_is_printed_of_a_ref_of_several_processes():
+    r = refs.new_ref(X, name="r")
+    r._sharding = mock.Mock(is_fully_addressable=False, is_fully_replicated=False)
+    text = repr(r)
+    r._sharding = None
+    sharding = re.escape(str(r.sharding))
+    assert re.fullmatch(
+        rf"Ref\(shape=\(16,\), dtype=float32, sharding={sharding}, name='r'\)", text
+    )
 
 
 # --- Moved ---
@@ -260,6 +291,31 @@ def test_a_placed_ref_stays(split):
     refs.reshard(count, NamedSharding(split.mesh, P()))
     step(state, count)
     assert count[...] == 1
+
+
+@several
+def test_nothing_goes_along_where_it_is_not_clear_with_what(split):
+    first, second = refs.new_ref(X, sharding=split), refs.new_ref(X, sharding=jax.devices()[2])
+    count = refs.new_ref(0)
+
+    @refs.jit
+    def all_three(first, second, count):
+        first[...] += second[...]
+        count[...] += 1
+
+    for _ in range(2):
+        with pytest.raises(RefValueError, match="lie on different devices"):
+            all_three(first, second, count)
+    assert count.devices() == {jax.devices()[0]}
+
+
+@several
+def test_going_along_with_another_device():
+    state, count = refs.new_ref(X, sharding=jax.devices()[2]), refs.new_ref(0)
+    for _ in range(2):
+        step(state, count)
+    assert count[...] == 2
+    assert count.devices() == {jax.devices()[2]}
 
 
 @several
