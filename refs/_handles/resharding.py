@@ -85,7 +85,7 @@ def go_along(refs: Sequence[RefLike], others: Iterable[Any]) -> bool:
     """
     alone = [ref for ref in refs if type(ref) is Ref and ref._part is None]
     free = [ref for ref in alone if not ref._is_placed]
-    if not free:
+    if not free or not _jax.at_top_level():
         return False
     placed = [ref.sharding for ref in alone if ref._is_placed]
     arrays = (x for x in others if isinstance(x, _jax.ArrayImpl))

@@ -15,6 +15,7 @@ import jax
 
 from refs import _jax
 from refs._discharge.op_by_op import OpByOp
+from refs._handles.resharding import go_along
 from refs._inplace.in_place import in_place
 from refs._tracing.facts import can_fail
 from refs._tracing.trace import PartlyKnown, ref_type
@@ -100,15 +101,17 @@ class _TracedCall:
 
     def run(self, refs: Sequence[RefLike], arrays: Sequence[Value]) -> Any:
         """A call as a transaction: at top level, or in a trace that may be differentiated."""
+        t = self._t
+        go_along(t.refs([*t.written, *t.read], refs), [*arrays, *t.program.arrays])
         # Closed-over arrays are operands, not constants of the program that is compiled.
-        given: dict[str, Any] = {"captured": self._t.program.arrays}
+        given: dict[str, Any] = {"captured": t.program.arrays}
         if _jax.is_staging():
             given["targets"] = refs
         call = self._call_undonated if _jax.looks_for_nans() else self._call
-        outputs, made = self._t.update(
+        outputs, made = t.update(
             refs, lambda state, constants: call(state, constants, arrays, **given)
         )
-        return self._t.result(outputs, made, refs)
+        return t.result(outputs, made, refs)
 
     def run_in(self, trace: OpByOp, refs: Sequence[RefLike], arrays: Sequence[Value]) -> Any:
         """A call as an operation of an op-by-op trace."""

@@ -310,6 +310,23 @@ def test_nothing_goes_along_where_it_is_not_clear_with_what(split):
 
 
 @several
+def test_in_a_loop_at_top_level(split, whole):
+    state, count = refs.new_ref(X, sharding=split), refs.new_ref(0)
+
+    def body(k, x):
+        state[...] += 1
+        count[...] += 1
+        return x
+
+    for _ in range(2):
+        refs.fori_loop(0, 3, body, 0)
+    refs.scan(lambda x, k: (body(k, x), None), 0, jnp.arange(3))
+    assert count[...] == 9
+    assert lies_at(count, whole)
+    assert lies_at(state, split)
+
+
+@several
 def test_going_along_with_another_device():
     state, count = refs.new_ref(X, sharding=jax.devices()[2]), refs.new_ref(0)
     for _ in range(2):
