@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 
 import jax
+import numpy as np
 from jax._src import core
 
-from refs._jax.names import is_on_explicit_mesh
-from refs._types import Buffer, Placement, Value
+from refs._jax.names import is_key, is_on_explicit_mesh
+from refs._types import Buffer, Placement, Sharding, Value
 
 __all__ = ["commit", "is_in_host_memory", "place", "place_in_trace"]
 
@@ -25,6 +26,11 @@ def commit(x: Value) -> Buffer:
 
 def place(x: Value, sharding: Placement, copy: bool) -> Buffer:
     """The array under another sharding; the very same memory where it can be, unless `copy`."""
+    is_of_others = not getattr(sharding, "is_fully_addressable", True)
+    if is_of_others and isinstance(x, jax.Array) and x.is_fully_addressable:
+        # Each process has all of it, and the same. JAX would send it from device to device, which
+        # some backends can't.
+        return _from_host(x, sharding)
     placed = jax.device_put(x, sharding, may_alias=not copy)
     device = placed.sharding
     if is_on_explicit_mesh(placed) and isinstance(device, jax.sharding.SingleDeviceSharding):
@@ -32,6 +38,13 @@ def place(x: Value, sharding: Placement, copy: bool) -> Buffer:
         part = placed.addressable_data(0)
         return jax.make_array_from_single_device_arrays(placed.shape, device, [part])
     return placed
+
+
+def _from_host(x: jax.Array, sharding: Sharding) -> jax.Array:
+    if not is_key(x.dtype):
+        return jax.device_put(np.asarray(x), sharding)
+    bits = jax.device_put(np.asarray(jax.random.key_data(x)), sharding)
+    return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(x))
 
 
 def place_in_trace(x: Value, sharding: Placement) -> Value:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from refs import _jax
+from refs._buffers.devices import devices_told
 from refs._buffers.handles import is_ours, sharding_of
 from refs._buffers.parts import part_of
 from refs._handles.access import check_ref
@@ -101,7 +102,10 @@ class Programs:
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Lowers the function for arguments like these."""
-        return self.trace(*args, **kwargs).lower()
+        traced = self.trace(*args, **kwargs)
+        given = [x for x in jax.tree.leaves((args, kwargs)) if type(x) is Ref]
+        with devices_told(f"lower of `{_jax.fun_name(self._fun)}`", given):
+            return traced.lower()
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Traces and discharges the function for arguments like these."""
