@@ -13,6 +13,7 @@ from refs import _jax
 from refs._handles import access
 from refs._indexing.index import Index
 from refs._indexing.nesting import nest
+from refs._indexing.sharded import over_mesh_of
 from refs._indexing.syntax import BRACKETS, Bounds, as_tuple
 from refs._indexing.values import filling, fit
 from refs._types import DType, Indexer, RefLike, Sharding, Value
@@ -167,6 +168,8 @@ class RefView:
         """
         bounds = _bounds(how)
         index = self._index("get", bounds, writing=False)
+        if out_sharding is not None:
+            out_sharding = over_mesh_of(self._ref, out_sharding)
         if self._is_in_scalar:
             value = index.read(access.get(self._ref).reshape(1))
         elif out_sharding is not None:

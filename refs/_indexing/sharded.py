@@ -16,6 +16,15 @@ def mesh_sharding(sharding: Sharding | None) -> Sharding | None:
     return None if isinstance(sharding, jax.sharding.SingleDeviceSharding) else sharding
 
 
+def over_mesh_of(ref: RefLike, sharding: Any) -> Any:
+    """A spec as a sharding over the mesh of a ref; JAX takes a spec only where a mesh is set."""
+    if not isinstance(sharding, jax.sharding.PartitionSpec) or not _jax.is_on_explicit_mesh(ref):
+        return sharding
+    is_handle = not isinstance(ref, _jax.Tracer)
+    of_ref: Any = ref.sharding if is_handle else _jax.typeof(ref).inner_aval.sharding
+    return jax.sharding.NamedSharding(of_ref.mesh, sharding)
+
+
 def sharded_like(value: Value, x: Value) -> Value:
     """`value`, an array of the shape of `x`, sharded as the type of `x` says."""
     sharding = _jax.typeof(x).sharding

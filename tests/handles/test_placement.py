@@ -234,6 +234,25 @@ def test_jax_is_told_of_reshard():
         refs.jit(lambda r: jax.lax.with_sharding_constraint(r, sharding))(r)
 
 
+@several
+@pytest.mark.parametrize("wrap", [lambda f: f, refs.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda r, spec: r.at[1].get(out_sharding=spec),
+        lambda r, spec: r.at[:, 1].get(out_sharding=spec),
+        lambda r, spec: r.at[1:5].at[0].get(out_sharding=spec),
+    ],
+)
+def test_a_part_gets_a_spec_where_no_mesh_is_set(read, wrap):
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    x = np.arange(64.0).reshape(8, 8)
+    r = refs.new_ref(x, sharding=NamedSharding(mesh, P("x", None)))
+    part = wrap(lambda r: read(r, P("y")))(r)
+    assert part.sharding.is_equivalent_to(NamedSharding(mesh, P("y")), 1)
+    np.testing.assert_array_equal(part, read(refs.new_ref(x), None))
+
+
 # --- Refs that nobody has placed go along ---
 
 
