@@ -40,6 +40,8 @@ class Origin:
         named = f"ref `{self.name}`" if self.name else "a ref"
         return f"{named} (created at {self.site})" if self.site else named
 
+    __repr__ = describe
+
 
 UNKNOWN = Origin(None, None)
 
