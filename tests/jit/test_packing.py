@@ -220,7 +220,9 @@ def test_the_buffer_stays_and_is_the_only_operand(packs):
     lowered = step.lower(p)
     assert len(jax.tree.leaves(lowered.of_jax.args_info)) == 1
     assert [origin.name for origin in lowered.written] == ["pack of 50 refs of dtype float32"]
-    assert str(lowered.written).startswith("[ref `pack of 50 refs of dtype float32` (created at test_")
+    assert str(lowered.written).startswith(
+        "[ref `pack of 50 refs of dtype float32` (created at test_"
+    )
     text = lowered.compile().as_text()
     assert "input_output_alias={ {}: (0, {}" in text
     assert " copy(" not in text
