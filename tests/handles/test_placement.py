@@ -288,6 +288,18 @@ def test_where_an_argument_is_sharded_in_a_later_call(split, whole):
 
 
 @several
+def test_a_placed_ref_stays_in_a_later_call_too(split):
+    count = refs.new_ref(0, sharding=jax.devices()[2], name="count")
+    add = refs.jit(lambda count, x: count.at[...].add(x.sum()))
+    for _ in range(2):
+        add(count, X.astype(int))
+        with pytest.raises(RefValueError, match=r"ref `count` .* lies on cpu:2"):
+            add(count, jax.device_put(X.astype(int), split))
+    assert count[...] == 2 * X.sum()
+    assert count.devices() == {jax.devices()[2]}
+
+
+@several
 def test_compiled_ahead(split, whole):
     state, count = refs.new_ref(X, sharding=split), refs.new_ref(0)
     compiled = step.lower(state, count).compile()
