@@ -39,8 +39,10 @@ def devices_told(doing: str, refs: Sequence[RefLike]) -> Iterator[None]:
         ours = [r for r in refs if is_ours(r) and r._part is None]
         if not ours or _jax.what_is_said(error) != "incompatible devices":
             raise
-        places = {frozenset(r.sharding.device_set): r for r in reversed(ours)}
-        said = [f"{_described(r)} lies on {_devices(r)}" for r in reversed(places.values())]
+        places: dict[frozenset[Any], RefLike] = {}
+        for ref in ours:
+            places.setdefault(frozenset(ref.sharding.device_set), ref)
+        said = [f"{_described(ref)} lies on {_devices(ref)}" for ref in places.values()]
         raise RefValueError(
             f"{doing} takes refs and arrays that lie on different devices: {'; '.join(said)}. "
             "Move what is to go with the rest: a ref by `refs.reshard(ref, sharding)`, an array by "

@@ -87,12 +87,12 @@ def go_along(refs: Sequence[RefLike], others: Iterable[Any]) -> bool:
     free = [ref for ref in alone if not ref._is_placed]
     if not free or not _jax.at_top_level():
         return False
-    placed = [ref.sharding for ref in alone if ref._is_placed]
+    places = [ref.sharding for ref in alone if ref._is_placed]
     arrays = (x for x in others if isinstance(x, _jax.ArrayImpl))
-    placed += [x.sharding for x in arrays if x.committed]
-    if len({frozenset(s.device_set) for s in placed}) != 1:
+    places += [x.sharding for x in arrays if x.committed]
+    if len({frozenset(s.device_set) for s in places}) != 1:
         return False
-    target = max(placed, key=lambda s: isinstance(s, jax.NamedSharding))
+    target = max(places, key=lambda s: isinstance(s, jax.NamedSharding))
     if isinstance(target, jax.NamedSharding):
         target = jax.NamedSharding(target.mesh, jax.P())
     moved = [ref for ref in free if ref.sharding.device_set != target.device_set]

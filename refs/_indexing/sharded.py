@@ -57,7 +57,7 @@ def sharded_in_rows(rows: Value, x: Value) -> Value:
 def automatically(
     f: Callable[..., Value],
     index: PyTree,
-    out_sharding: jax.sharding.PartitionSpec | Sharding,
+    out_sharding: Sharding,
     x: Value,
     *args: Any,
 ) -> Value:
@@ -67,8 +67,6 @@ def automatically(
     contain, doesn't follow from that: it has to be given.
     """
     mesh = _jax.typeof(x).sharding.mesh
-    if isinstance(out_sharding, jax.sharding.PartitionSpec):
-        out_sharding = jax.sharding.NamedSharding(mesh, out_sharding)
     leaves, tree = jax.tree.flatten(index)
     places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
 

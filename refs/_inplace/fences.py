@@ -33,9 +33,10 @@ MOST = 64
 
 def put_fences(body: Body, on_cpu: bool) -> None:
     """Adds fences to a body whose equations are in order."""
-    if not any(map(needs_fences, last_updates(body))):
+    update_of = {v: k for v, k in last_updates(body).items() if needs_fences(v)}
+    if not update_of:
         return
-    fences = _Fences(body, on_cpu)
+    fences = _Fences(body, on_cpu, update_of)
     for k in range(len(body.eqns)):
         fences.run(k)
     body.eqns = fences.emitted
@@ -45,7 +46,8 @@ def put_fences(body: Body, on_cpu: bool) -> None:
 class _Fences:
     """Goes through the equations of a body in order, and emits them with the fences they need."""
 
-    def __init__(self, body: Body, on_cpu: bool):
+    def __init__(self, body: Body, on_cpu: bool, update_of: dict[Any, int]):
+        """`update_of`: the last update of each buffer that needs fences."""
         self.body, self.eqns = body, body.eqns
         self.on_cpu = on_cpu
         self.made_by = body.producers()
@@ -54,7 +56,7 @@ class _Fences:
         self.needs = needs(body)
         self.returned = {v for v in body.outvars if is_var(v)}
         self.constants = body.constants()
-        self.update_of = {v: k for v, k in last_updates(body).items() if needs_fences(v)}
+        self.update_of = update_of
         self.emitted: list[Eqn] = []
         self.predicate: Predicate | None = None
         self.passed: dict[Any, Atom] = {}  # A value before its fence -> behind it.

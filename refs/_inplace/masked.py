@@ -20,10 +20,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.lax import GatherScatterMode
 
-from refs._inplace.body import Body, is_var, splice
+from refs._inplace.body import Body, is_var, shape, splice
 from refs._inplace.flatten import map_inner
 from refs._inplace.places import Places
-from refs._types import Atom, Aval, Eqn, Jaxpr, Primitive, Value
+from refs._types import Atom, Eqn, Jaxpr, Value
 
 
 def drop_masked_rows(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
@@ -50,9 +50,7 @@ class _Masked:
     """Finds the masks of scatters."""
 
     def __init__(self, body: Body):
-        self.eqns = body.eqns
-        self.made_by = body.producers()
-        self.places = Places(self.eqns, self.made_by)
+        self.places = Places(body.eqns, body.producers())
         self.users = body.consumers()
         self.returned = {v for v in body.outvars if is_var(v)}
 
@@ -66,15 +64,15 @@ class _Masked:
         p = scatter.params
         if p["mode"] != GatherScatterMode.CLIP or not p["unique_indices"]:
             return None
-        select = self._maker(updates, lax.select_n_p)
+        select = self.places.maker(updates, lax.select_n_p)
         if select is None or len(select.invars) != 3:
             return None
         mask, old, new = select.invars
-        shape = _shape(mask)
+        dims = shape(mask)
         # A scalar selects all rows or none; an integer isn't a mask, but the number of a case.
-        if shape != _shape(new) or str(mask.aval.dtype) != "bool":  # pyright: ignore
+        if dims != shape(new) or str(mask.aval.dtype) != "bool":  # pyright: ignore
             return None
-        gather = self._maker(old, lax.gather_p)
+        gather = self.places.maker(old, lax.gather_p)
         if gather is None:
             return None
         is_own = self.places.is_own(gather, scatter) and all(
@@ -84,32 +82,22 @@ class _Masked:
             return None
         sizes = gather.params["slice_sizes"]
         window = p["dimension_numbers"].update_window_dims
-        if all(shape[d] == 1 for d in window):
+        if all(dims[d] == 1 for d in window):
             return mask, new, sizes
-        made = self._maker(mask, lax.broadcast_in_dim_p)
-        batch = [d for d in range(len(shape)) if d not in window]
+        made = self.places.maker(mask, lax.broadcast_in_dim_p)
+        batch = [d for d in range(len(dims)) if d not in window]
         if made is None or list(made.params["broadcast_dimensions"]) != batch:
             return None
         of_rows = made.invars[0]
-        is_whole = _shape(of_rows) == tuple(shape[d] for d in batch)
+        is_whole = shape(of_rows) == tuple(dims[d] for d in batch)
         return (of_rows, new, sizes) if is_whole else None
-
-    def _maker(self, v: Atom, *primitives: Primitive) -> Eqn | None:
-        """The equation that makes a value, if it is one of these primitives."""
-        k = self.made_by.get(v) if is_var(v) else None
-        return self.eqns[k] if k is not None and self.eqns[k].primitive in primitives else None
-
-
-def _shape(atom: Atom) -> tuple[int, ...]:
-    aval: Aval = atom.aval
-    return aval.shape
 
 
 def _dropping(scatter: Eqn, mask: Atom, rows: Atom, sizes: tuple[int, ...]) -> list[Eqn]:
     """A scatter that writes `rows`, of these sizes, where `mask` is true."""
     operand, indices, _ = scatter.invars
     axes = scatter.params["dimension_numbers"].scatter_dims_to_operand_dims
-    last = tuple(_shape(operand)[d] - sizes[d] for d in axes)
+    last = tuple(shape(operand)[d] - sizes[d] for d in axes)
     made, [kept] = splice(_out_of_bounds, [indices, mask], scatter, last=last)
     params = {
         **scatter.params,

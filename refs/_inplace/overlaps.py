@@ -68,18 +68,23 @@ def _shown(eqn: Eqn) -> Atom | None:
 
     The first result of a call may be any array of its size.
     """
-    out = eqn.outvars[0] if eqn.outvars else None
-    if out is None:
-        found = None
-    elif is_call(eqn):
-        found = next((v for v in eqn.invars if size(v) == size(out)), None)
+    if is_call(eqn):
+        candidates = eqn.invars
     elif eqn.primitive is lax.dynamic_update_slice_p:
-        found = eqn.invars[1] if size(eqn.invars[1]) == size(out) else None
-    elif eqn.primitive in (lax.slice_p, lax.dynamic_slice_p):
-        found = eqn.invars[0] if size(eqn.invars[0]) == size(out) else None
+        candidates = eqn.invars[1:2]
+    elif eqn.primitive in _SHOWING:
+        candidates = eqn.invars[:1]
     else:
-        found = eqn.invars[0] if eqn.primitive is lax.transpose_p else unmoved(eqn)
-    return found if found is not None and is_var(found) and size(found) > 1 else None
+        return None
+    n = size(eqn.outvars[0]) if eqn.outvars else 0
+    return next((v for v in candidates if is_var(v) and size(v) == n > 1), None)
+
+
+# They return all of an array, if they return as many elements as it has.
+_SHOWING = (
+    *(lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p, lax.transpose_p),
+    *(lax.slice_p, lax.dynamic_slice_p),
+)
 
 
 class _Overlaps:

@@ -8,7 +8,7 @@ from typing import Any
 from jax import lax
 
 from refs._inplace.body import is_same, is_var, shape
-from refs._types import Atom, Eqn
+from refs._types import Atom, Eqn, Primitive
 
 # What the indices of a slice and of its update are made with, each once more; and `vmap`'s.
 _OF_INDICES = (
@@ -23,16 +23,20 @@ class Places:
     def __init__(self, eqns: Sequence[Eqn], made_by: Mapping[Any, int]):
         self.eqns, self.made_by = eqns, made_by
 
+    def maker(self, v: Atom, *primitives: Primitive) -> Eqn | None:
+        """The equation that makes a value, if it is one of these primitives."""
+        k = self.made_by.get(v) if is_var(v) else None
+        return self.eqns[k] if k is not None and self.eqns[k].primitive in primitives else None
+
     def is_alike(self, v: Atom, other: Atom) -> bool:
         """Whether two atoms are one value, or made in the same way: `vmap` makes indices twice."""
         if is_same(v, other):
             return True
-        a, b = self._maker(v), self._maker(other)
+        a, b = (self.maker(x, *_OF_INDICES) for x in (v, other))
         return (
             a is not None
             and b is not None
             and a.primitive is b.primitive
-            and a.primitive in _OF_INDICES
             and a.params == b.params
             and len(a.invars) == len(b.invars)
             and all(map(self.is_alike, a.invars, b.invars))
@@ -63,10 +67,6 @@ class Places:
         return read.primitive is lax.dynamic_slice_p and all(
             map(self.is_alike, read.invars[1:], starts)
         )
-
-    def _maker(self, v: Atom) -> Eqn | None:
-        k = self.made_by.get(v) if is_var(v) else None
-        return None if k is None else self.eqns[k]
 
 
 def _is_inverse(gather: Any, scatter: Any) -> bool:
