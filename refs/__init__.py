@@ -3,6 +3,7 @@
 from refs import errors as errors
 from refs import extend as extend
 from refs import testing as testing
+from refs import tree as tree
 from refs._callbacks.callback import io_callback as io_callback
 from refs._callbacks.callback import pure_callback as pure_callback
 from refs._discharge import discharge as discharge
@@ -81,6 +82,7 @@ __all__ = [
     "swap",
     "switch",
     "testing",
+    "tree",
     "value_and_grad",
     "vjp",
     "vmap",

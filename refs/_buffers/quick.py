@@ -55,6 +55,8 @@ def try_update(ref: RefLike, idx: Indexer, method: str, value: Value) -> bool:
         given = value.shape
         if value.dtype != dtype or (given != shape and given != ()):
             return False
+        if kind is np.ndarray:
+            value = value.copy()  # JAX reads it when the caller may have changed it.
     else:
         value = _number(value, dtype)
         if value is None:

@@ -51,6 +51,10 @@ class Record(NamedTuple):
         return any(c is cell for c in self.read_cells)
 
 
+class Lent(Record):
+    """A reader that lasts as long as a `with` block of the user's."""
+
+
 class _OfThread(threading.local):
     """The current thread's records: each a plain tuple or a cell, which `_as_records` makes one of.
 
@@ -75,7 +79,13 @@ def _all_records() -> Iterator[Record]:
 
 
 def _as_records(records: list[Any]) -> list[Record]:
-    return [Record((r,), (), False) if type(r) is list else Record(*r) for r in [*records]]
+    return [*map(_as_record, [*records])]
+
+
+def _as_record(r: Any) -> Record:
+    if type(r) is list:
+        return Record((r,), (), False)
+    return r if isinstance(r, Record) else Record(*r)
 
 
 def wait_for_readers(cells: Sequence[Cell]) -> bool:
@@ -118,7 +128,13 @@ def check_may_wait(ref: RefLike) -> None:
     """
     cell = ref._cell
     doing, has = ("reading", Record.reads) if cell else ("updating", Record.takes)
-    if any(has(r, cell) for r in _as_records(mine.records)):
+    holding = [r for r in _as_records(mine.records) if has(r, cell)]
+    if any(isinstance(r, Lent) for r in holding):
+        raise RefStateError(
+            f"write to {ref._aval.origin.describe()} inside a block `with refs.tree.borrow(...)` "
+            "that lends its buffer: it would wait for the block's end. Write it after the block"
+        )
+    if holding:
         who = "a callback of that call" if _is_callback() else "code that interrupted that call"
     elif _is_callback() and any(r.calls_back and has(r, cell) for r in _all_records()):
         who = "a callback"

@@ -7,8 +7,12 @@ other when the exchange has ended.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any
+
+import jax
 
 from refs import _jax
 from refs._buffers.devices import check_devices
@@ -16,6 +20,7 @@ from refs._buffers.exchange import Busy, exchange, patiently
 from refs._buffers.handles import buffer_of, is_ours, update_native
 from refs._buffers.kernels import reader, skeleton_of, updater
 from refs._buffers.parts import on_parts, part_of, value_of
+from refs._buffers.records import Lent, mine, readers
 from refs._buffers.signals import defer
 from refs._indexing.values import fit
 from refs._types import Buffer, RefLike, Value
@@ -121,10 +126,53 @@ def holding(refs: Sequence[RefLike], call: Callable[[], Any]) -> Any:
     return exchange_refs(refs, [], lambda held, _: (held, _jax.finished(call)), True)
 
 
+@contextmanager
+def lent(refs: Sequence[RefLike]) -> Iterator[list[jax.Array]]:
+    """The arrays that distinct refs hold, not copied (those of packed refs are).
+
+    Calls that would update the refs wait until the block ends.
+    """
+    cells = [*map(_cell_of, refs)]
+    records, watching, record = mine.records, readers, Lent((), cells, False)
+    records += (record,)
+    watching += (None,)
+    try:
+        buffers = patiently(lambda: _in_cells(cells), read=refs)
+        values = [value_of(ref, buffer) for ref, buffer in zip(refs, buffers, strict=True)]
+        yield [_jax.wrap_keys(x, ref.dtype) for ref, x in zip(refs, values, strict=True)]
+    finally:
+        del watching[-1]
+        del records[-1]
+
+
+def _in_cells(cells: Sequence[list[Buffer]]) -> list[Buffer]:
+    """The buffers in cells, all of one moment. Raises Busy if one of the cells is empty."""
+    try:
+        return [*map(itemgetter(0), cells)]
+    except IndexError:
+        raise Busy from None
+
+
+def values_of(refs: Sequence[RefLike]) -> list[jax.Array]:
+    """Copies of the values of distinct refs, all of one moment."""
+    return exchange_refs([], refs, lambda _, buffers: ([], _copies(refs, buffers)))
+
+
+def swapped(refs: Sequence[RefLike], values: Sequence[Value]) -> list[jax.Array]:
+    """Gives distinct refs new values, all of them or none; returns copies of the old ones."""
+
+    def call(held: list[Buffer], _: list[Buffer]) -> tuple[list[Buffer], list[jax.Array]]:
+        old = _copies(refs, held)
+        _overwrite(refs, held, values)
+        return held, old
+
+    return exchange_refs(refs, [], call)
+
+
 def replace(
     refs: Sequence[RefLike],
     values: Sequence[Value],
-    objection: Callable[[Sequence[RefLike], Sequence[Buffer]], Any],
+    objection: Callable[[Sequence[RefLike], Sequence[Buffer]], Any] | None = None,
 ) -> Any:
     """Gives distinct refs new values: all of them or none.
 

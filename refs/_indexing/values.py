@@ -36,7 +36,8 @@ def convert(value: Value, dtype: DType) -> Value:
             )
         return _number(value, dtype)
     try:
-        value = _jax.as_array(value)
+        # JAX would read NumPy's array when the caller may have changed it.
+        value = _jax.as_array(value.copy() if isinstance(value, np.ndarray) else value)
     except OverflowError as error:  # an integer in a list, for which JAX chooses a dtype
         raise RefValueError(f"{error}: give an array of a dtype that holds it") from None
     except (TypeError, ValueError):

@@ -31,6 +31,8 @@ def place(x: Value, sharding: Placement, copy: bool) -> Buffer:
         # Each process has all of it, and the same. JAX would send it from device to device, which
         # some backends can't.
         return _from_host(x, sharding)
+    if isinstance(x, np.ndarray | np.generic):
+        return _from_numpy(x, sharding)
     placed = jax.device_put(x, sharding, may_alias=not copy)
     device = placed.sharding
     if is_on_explicit_mesh(placed) and isinstance(device, jax.sharding.SingleDeviceSharding):
@@ -42,9 +44,17 @@ def place(x: Value, sharding: Placement, copy: bool) -> Buffer:
 
 def _from_host(x: jax.Array, sharding: Sharding) -> jax.Array:
     if not is_key(x.dtype):
-        return jax.device_put(np.asarray(x), sharding)
-    bits = jax.device_put(np.asarray(jax.random.key_data(x)), sharding)
+        return _from_numpy(np.asarray(x), sharding)
+    bits = _from_numpy(np.asarray(jax.random.key_data(x)), sharding)
     return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(x))
+
+
+def _from_numpy(x: np.ndarray | np.generic, sharding: Placement) -> jax.Array:
+    # Whatever `may_alias` is, JAX goes on reading the caller's memory after the call, and the CPU's
+    # arrays may be that memory for good. XLA never updates such an array in place: hence the copy.
+    placed = jax.device_put(np.array(x), sharding)
+    is_cpu = all(device.platform == "cpu" for device in placed.sharding.device_set)
+    return jax.numpy.copy(placed) if is_cpu else placed
 
 
 def place_in_trace(x: Value, sharding: Placement) -> Value:

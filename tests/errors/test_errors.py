@@ -26,6 +26,7 @@ from tests.errors import (
     cases_placement,
     cases_programs,
     cases_testing,
+    cases_trees,
     cases_values,
     cases_views,
 )
@@ -41,6 +42,7 @@ MODULES = (
     cases_placement,
     cases_programs,
     cases_testing,
+    cases_trees,
     cases_custom_rules,
     cases_derivatives,
     cases_lanes,

@@ -81,6 +81,24 @@ def test_made_there(split, whole, value):
 
 
 @several
+def test_the_memory_of_numpy_arrays_is_not_the_refs(split):
+    # JAX takes an array at an address like this one as it is.
+    room = np.zeros(4096 + 16, np.float32)
+    start = -room.ctypes.data % 64 // 4
+    value = room[start : start + 4096]
+    for sharding in (split, jax.devices()[0]):
+        value[:] = 1
+        r = refs.new_ref(value, sharding=sharding)
+        with refs.tree.borrow(r) as x:
+            where = [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
+        value[:] = 0
+        np.testing.assert_array_equal(r, np.ones(4096))
+        add_one(r)
+        with refs.tree.borrow(r) as x:
+            assert where == [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
+
+
+@several
 def test_no_device_gets_more_than_its_part(split):
     before = {id(x) for x in jax.live_arrays()}
     r = refs.new_ref(np.zeros((8, 1000)), sharding=split)

@@ -374,3 +374,15 @@ def test_large_python_integers_are_rounded_as_floats(dtype):
         ref[0] = value
         refs.jit(refs.set, static_argnums=(1, 2))(ref, 1, value)
         assert ref[0] == ref[1] == want
+
+
+@pytest.mark.parametrize("write", [refs.set, refs.addupdate])
+def test_a_numpy_array_can_be_changed_after_a_write(write):
+    r = refs.new_ref(np.zeros(2**22, np.float32))
+    for idx in (..., slice(None, None, 2)):
+        for _ in range(5):
+            r[...] = 0
+            value = np.ones(r[idx].shape, np.float32)
+            write(r, idx, value)
+            value[...] = 5  # as a simulator does with the array that it returned
+            np.testing.assert_array_equal(r[idx].max(), 1)
