@@ -1,6 +1,7 @@
 """Mutable arrays for JAX that really are updated in place."""
 
 from refs import errors as errors
+from refs import export as export
 from refs import extend as extend
 from refs import testing as testing
 from refs import tree as tree
@@ -56,6 +57,7 @@ __all__ = [
     "discharge",
     "empty_ref",
     "errors",
+    "export",
     "extend",
     "fori_loop",
     "free_ref",

@@ -18,7 +18,7 @@ from refs import _jax
 from refs._buffers import several
 from refs._handles import access, ending, making
 from refs._handles.predicates import is_concrete, is_ref
-from refs._handles.ref import Ref
+from refs._handles.resharding import placement_of
 from refs._indexing.values import fit
 from refs._types import Placement, PyTree, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
@@ -84,7 +84,7 @@ def abstract(tree: PyTree, *, sharding: PyTree = None) -> PyTree:
     def describe(leaf: Any, sharding: Placement | None) -> Any:
         if not is_ref(leaf) and not _is_array(leaf):
             return leaf
-        place = _place_of(leaf) if sharding is None else sharding
+        place = placement_of(leaf) if sharding is None else sharding
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place, is_ref=is_ref(leaf))
 
     return jax.tree.map(describe, tree, _everywhere(sharding, tree))
@@ -210,13 +210,6 @@ def _is_array(x: Any) -> bool:
 def _everywhere(sharding: PyTree, tree: PyTree) -> PyTree:
     """A sharding, or None, for each leaf of a tree."""
     return jax.tree.broadcast(sharding, tree, is_leaf=lambda x: x is None)
-
-
-def _place_of(x: Any) -> Placement | None:
-    """The sharding of a ref or array, if somebody has placed it."""
-    if type(x) is Ref:
-        return x.sharding if x._is_placed else None
-    return x.sharding if isinstance(x, _jax.ArrayImpl) and x.committed else None
 
 
 def _refs_of(tree: PyTree, doing: str) -> list[RefLike]:

@@ -104,7 +104,7 @@ LAYERS = [
     ["_transforms.by_jax"],
     ["_transforms", "_transforms.*"],
     ["_transforms.jacobian", "_transforms.loops"],
-    ["extend", "tree", "testing._case"],
+    ["export", "extend", "tree", "testing._case"],
     ["testing._derivatives", "testing._hlo"],
     ["testing.transforms", "testing.in_place"],
     ["testing"],

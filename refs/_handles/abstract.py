@@ -27,6 +27,7 @@ class AbstractHandle(Ref):
         instead = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
         is_key = _jax.is_key(shape.dtype)
         self._instead = jax.eval_shape(_jax.unwrap_keys, instead) if is_key else instead
+        self._is_placed = sharding is not None
         self._end = self._lost = self._cell = self._part = None  # type: ignore[assignment]
 
     def _check(self) -> None:

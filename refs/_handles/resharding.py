@@ -9,11 +9,12 @@ import jax
 
 from refs import _jax
 from refs._buffers import exchange
+from refs._buffers.handles import buffer_of, is_ours
 from refs._buffers.signals import defer
 from refs._handles import access
 from refs._handles.making import placed, strong_type
 from refs._handles.ref import Ref
-from refs._types import Buffer, Placement, RefLike
+from refs._types import Buffer, Placement, RefLike, Sharding, Value
 from refs.errors import RefTypeError
 
 
@@ -70,6 +71,14 @@ def reshard(ref: RefLike, sharding: Placement) -> None:
     exchange.patiently(lambda: exchange.exchange_one(ref._cell, moved), written=[ref])
 
 
+def placement_of(x: RefLike | Value) -> Sharding | None:
+    """The sharding of a ref, array or `ShapeDtypeStruct`, if somebody has placed it."""
+    if is_ours(x):
+        return buffer_of(x).sharding if x._is_placed else None
+    is_placed = x.committed if isinstance(x, _jax.ArrayImpl) else hasattr(x, "sharding")
+    return x.sharding if is_placed else None
+
+
 def go_along(refs: Sequence[RefLike], others: Iterable[Any]) -> bool:
     """Moves the refs that nobody has placed to the devices of what a program takes besides.
 
@@ -87,9 +96,8 @@ def go_along(refs: Sequence[RefLike], others: Iterable[Any]) -> bool:
     free = [ref for ref in alone if not ref._is_placed]
     if not free or not _jax.at_top_level():
         return False
-    places = [ref.sharding for ref in alone if ref._is_placed]
     arrays = (x for x in others if isinstance(x, _jax.ArrayImpl))
-    places += [x.sharding for x in arrays if x.committed]
+    places = [s for s in map(placement_of, (*alone, *arrays)) if s is not None]
     if len({frozenset(s.device_set) for s in places}) != 1:
         return False
     target = max(places, key=lambda s: isinstance(s, jax.NamedSharding))

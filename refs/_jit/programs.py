@@ -120,7 +120,7 @@ class Programs:
                 "is: trace, lower or compile it outside"
             )
         traced = entry.trace(args, kwargs) if entry.is_plain else entry.trace(call.flat)
-        return Traced(entry, traced, self._known)
+        return Traced(entry, traced, self._known, call.flat)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The result's shapes and dtypes, as `jax.ShapeDtypeStruct`s; nothing runs."""

@@ -10,6 +10,7 @@ import jax
 from refs import _jax
 from refs._buffers.parts import part_of
 from refs._handles.predicates import is_ref
+from refs._handles.resharding import placement_of
 from refs._jit.ways import carefully
 from refs._origin import UNKNOWN
 from refs._types import Aval
@@ -48,12 +49,14 @@ class Traced(_Stage):
       jaxpr: the pure jaxpr that is compiled: it takes the state, and its first outputs are the new
         state. In it, the program is one `in_place` equation, which is put in order when it is
         lowered. For a function without refs, both attributes are its one jaxpr.
+      placements: the sharding of each leaf of the arguments; None where nobody has said one.
     """
 
-    def __init__(self, entry: Any, of_jax: Any, known: _Known):
+    def __init__(self, entry: Any, of_jax: Any, known: _Known, given: Sequence[Any]):
         super().__init__(entry, of_jax, known)
         self.jaxpr = of_jax.jaxpr
         self.effectful_jaxpr = entry.effectful_jaxpr or self.jaxpr
+        self.placements = [*map(placement_of, given)]
 
     def lower(
         self, *, lowering_platforms: Sequence[str] | None = None, _private_parameters: Any = None
@@ -70,9 +73,9 @@ class Traced(_Stage):
             )
             used = "refs" if origin is UNKNOWN else origin.describe()
             raise RefTypeError(
-                f"jax.export of `{self._entry.name}`, which uses {used}: an exported program is "
-                "called where there are no refs. Export the function of their values, "
-                "`jax.jit(refs.functionalize(...))`: state in, new state out"
+                f"jax.export of `{self._entry.name}`, which uses {used}: JAX knows no refs. "
+                "`refs.export.export` makes a program that takes their values and returns the new "
+                "ones, and `refs.export.call` calls it with refs"
             )
         lowered = self.of_jax.lower(
             lowering_platforms=lowering_platforms, _private_parameters=_private_parameters

@@ -300,9 +300,9 @@ def in_place_of_a_function_over_refs(r, i):
 
 @raises(
     errors.RefTypeError,
-    "jax.export of `count`, which uses ref `r` (created at FILE:N): an exported program is called "
-    "where there are no refs. Export the function of their values, "
-    "`jax.jit(refs.functionalize(...))`: state in, new state out",
+    "jax.export of `count`, which uses ref `r` (created at FILE:N): JAX knows no refs. "
+    "`refs.export.export` makes a program that takes their values and returns the new ones, and "
+    "`refs.export.call` calls it with refs",
 )
 def export_of_a_function_over_refs(r, i):
     @refs.jit
