@@ -18,13 +18,14 @@ from refs import _jax
 from refs._buffers import several
 from refs._handles import access, ending, making
 from refs._handles.predicates import is_concrete, is_ref
-from refs._handles.resharding import placement_of
+from refs._handles.resharding import along, go_along, placement_of
 from refs._indexing.values import fit
 from refs._types import Placement, PyTree, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
 __all__ = [
-    "abstract", "borrow", "copy", "free_ref", "freeze", "get", "new_ref", "set", "swap",
+    "abstract", "borrow", "copy", "empty_ref", "free_ref", "freeze", "get", "new_ref", "set",
+    "swap",
 ]  # fmt: skip
 
 
@@ -46,18 +47,33 @@ def new_ref(tree: PyTree, *, sharding: PyTree = None, name: str | None = None) -
     {'act': 'relu', 'w': Ref([1., 1.], dtype=float32, name="params['w']")}
     """
 
-    def make(path: Any, leaf: Any, sharding: Placement | None) -> Any:
-        if is_ref(leaf):
-            raise RefTypeError(
-                f"tree.new_ref of a tree with {access.describe(leaf)}: a ref can't hold a ref. "
-                "Copy the refs, `refs.tree.copy(tree)`"
-            )
-        if not _is_array(leaf):
-            return leaf
-        place = (name or "") + jax.tree_util.keystr(path)
-        return making.new_ref(leaf, sharding=sharding, name=place or None)
+    def make(leaf: Any, sharding: Placement | None, name: str | None) -> Any:
+        return making.new_ref(leaf, sharding=sharding, name=name) if _is_array(leaf) else leaf
 
-    return jax.tree_util.tree_map_with_path(make, tree, _everywhere(sharding, tree))
+    return _made("new_ref", make, tree, sharding, name)
+
+
+def empty_ref(tree: PyTree, *, sharding: PyTree = None, name: str | None = None) -> PyTree:
+    """Makes a ref, filled with zeros, of each array type of a tree: state to be restored, say.
+
+    Args:
+      tree: a pytree of arrays or `jax.ShapeDtypeStruct`s, such as `jax.eval_shape` gives. Other
+        leaves stay as they are.
+      sharding, name: as for `new_ref`.
+
+    Raises:
+      RefTypeError: if a leaf is a ref.
+
+    >>> refs.tree.empty_ref(jax.eval_shape(lambda: {"w": jnp.ones(2)}))
+    {'w': Ref([0., 0.], dtype=float32, name="['w']")}
+    """
+
+    def make(leaf: Any, sharding: Placement | None, name: str | None) -> Any:
+        if not _is_array(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        return making.empty_ref(leaf, sharding=sharding, name=name)
+
+    return _made("empty_ref", make, tree, sharding, name)
 
 
 def abstract(tree: PyTree, *, sharding: PyTree = None) -> PyTree:
@@ -67,8 +83,9 @@ def abstract(tree: PyTree, *, sharding: PyTree = None) -> PyTree:
 
     Args:
       tree: a pytree of refs, arrays and other leaves, which stay as they are.
-      sharding: other shardings, as for `new_ref`. By default each leaf has its own; none, if
-        nobody has placed it.
+      sharding: other shardings, as for `new_ref`. By default each leaf has its own. One that nobody
+        has placed, such as a counter, goes along with the others; if nobody has placed any of them,
+        they have none.
 
     Returns:
       The tree with a `jax.ShapeDtypeStruct` for each ref, with `is_ref`, and each array.
@@ -81,10 +98,13 @@ def abstract(tree: PyTree, *, sharding: PyTree = None) -> PyTree:
     Array([2., 2.], dtype=float32)
     """
 
+    leaves = [x for x in jax.tree.leaves(tree) if is_ref(x) or _is_array(x)]
+    shared = along(map(placement_of, leaves)) if _are_here([*filter(is_ref, leaves)]) else None
+
     def describe(leaf: Any, sharding: Placement | None) -> Any:
         if not is_ref(leaf) and not _is_array(leaf):
             return leaf
-        place = placement_of(leaf) if sharding is None else sharding
+        place = sharding or placement_of(leaf) or shared
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place, is_ref=is_ref(leaf))
 
     return jax.tree.map(describe, tree, _everywhere(sharding, tree))
@@ -183,7 +203,8 @@ def borrow(tree: PyTree) -> Iterator[PyTree]:
 
     Inside the block other threads' writes to the refs wait, and the block's own are errors. After
     it the arrays must not be used: the next write deletes them. A checkpoint library thus saves
-    state without a second copy of it on the device. (Packed refs are copied.)
+    state without a second copy of it on the device; if it saves in the background, it has what it
+    needs when its `save` returns. (Packed refs are copied.)
 
     Raises:
       RefTypeError: inside of a traced function, where refs have no memory yet.
@@ -203,13 +224,29 @@ def borrow(tree: PyTree) -> Iterator[PyTree]:
         yield _filled(tree, found, arrays)
 
 
+def _made(
+    doing: str, make: Callable[..., Any], tree: PyTree, sharding: PyTree, name: str | None
+) -> PyTree:
+    def make_at(path: Any, leaf: Any, sharding: Placement | None) -> Any:
+        if is_ref(leaf):
+            raise RefTypeError(
+                f"tree.{doing} of a tree with {access.describe(leaf)}: a ref can't hold a ref. "
+                "Copy the refs, `refs.tree.copy(tree)`"
+            )
+        return make(leaf, sharding, (name or "") + jax.tree_util.keystr(path) or None)
+
+    return jax.tree_util.tree_map_with_path(make_at, tree, _everywhere(sharding, tree))
+
+
 def _is_array(x: Any) -> bool:
     return isinstance(x, jax.Array | np.ndarray | np.generic)
 
 
 def _everywhere(sharding: PyTree, tree: PyTree) -> PyTree:
     """A sharding, or None, for each leaf of a tree."""
-    return jax.tree.broadcast(sharding, tree, is_leaf=lambda x: x is None)
+    whole = jax.tree.broadcast(sharding, tree, is_leaf=lambda x: x is None)
+    one = jax.sharding.SingleDeviceSharding
+    return jax.tree.map(lambda x: one(x) if isinstance(x, jax.Device) else x, whole)
 
 
 def _refs_of(tree: PyTree, doing: str) -> list[RefLike]:
@@ -257,6 +294,7 @@ def _with_values(tree: PyTree, values: PyTree, doing: str) -> tuple[list[RefLike
         ) from None
     # The last value for a ref wins, as if they were written one after the other.
     of = {id(leaf): x for leaf, x in zip(leaves, given, strict=True) if is_ref(leaf)}
+    go_along(found, jax.tree.leaves(given))
     return found, [_fitted(ref, of[id(ref)], doing) for ref in found]
 
 

@@ -65,6 +65,13 @@ def test_new_ref_names_refs_after_their_places_and_leaves_the_rest():
     assert refs.tree.new_ref(jnp.ones(2), name="x").name == "x"
 
 
+def test_empty_ref_makes_zeros_of_types():
+    types = {**jax.eval_shape(lambda: {"w": jnp.ones((2, 3)), "n": jnp.int8(0)}), "f": jnp.tanh}
+    state = refs.tree.empty_ref(types, name="s")
+    same(state, {"w": jnp.zeros((2, 3)), "n": jnp.int8(0), "f": jnp.tanh})
+    assert state["w"].name == "s['w']"
+
+
 def test_errors_name_the_leaf():
     state = refs.tree.new_ref({"w": jnp.ones(3)})
     with pytest.raises(RefValueError, match=r"ref `\['w'\]` \(created at test_tree.py"):
@@ -263,11 +270,11 @@ def test_sharded_trees(kind):
     assert not state["c"]._is_placed
     described = refs.tree.abstract(state)
     assert described["a"]["w"].sharding.is_equivalent_to(split, 1)
-    assert described["c"].sharding is None
+    assert described["c"].sharding == whole  # it goes along
     assert refs.tree.abstract(state, sharding=whole)["c"].sharding == whole
 
     def shards():
-        with refs.tree.borrow(state) as arrays:
+        with refs.tree.borrow(state["a"]) as arrays:
             return [
                 s.data.unsafe_buffer_pointer()
                 for x in jax.tree.leaves(arrays)
@@ -275,6 +282,11 @@ def test_sharded_trees(kind):
             ]
 
     where = shards()
+    compiled = refs.jit(lambda s: [r.addupdate(0) for r in jax.tree.leaves(s)]).lower(described)
+    assert "all-gather" not in compiled.compile().as_text()
+    empty = refs.tree.empty_ref(described, sharding={"a": None, "c": jax.devices()[1]})
+    assert empty["a"]["w"].sharding.is_equivalent_to(split, 1)
+    assert empty["c"].devices() == {jax.devices()[1]}
     # From the host, from one device, and from another sharding.
     for place in (np.asarray, jnp.asarray, lambda x: jax.device_put(x, whole)):
         new = jax.tree.map(lambda x, place=place: place(x + 1), tree)

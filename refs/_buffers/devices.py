@@ -22,7 +22,10 @@ def check_devices(ref: RefLike, buffer: Buffer, operands: Any) -> None:
       RefValueError: if there is one among the leaves of `operands`.
     """
     for x in jax.tree.leaves(operands) if buffer.committed else ():
-        if getattr(x, "committed", False) and x.sharding.device_set != buffer.sharding.device_set:
+        # Equal shardings are common, and sets of a thousand devices take long to compare.
+        if not getattr(x, "committed", False) or x.sharding == buffer.sharding:
+            continue
+        if x.sharding.device_set != buffer.sharding.device_set:
             raise RefValueError(
                 f"use of {_described(ref)}, which lies on {_devices(buffer)}, with an array that "
                 f"lies on {_devices(x)}. Move the array there, `jax.device_put(x, ref.sharding)`, "
@@ -31,8 +34,8 @@ def check_devices(ref: RefLike, buffer: Buffer, operands: Any) -> None:
 
 
 @contextmanager
-def devices_told(doing: str, refs: Sequence[RefLike]) -> Iterator[None]:
-    """If JAX refuses a program for its devices, the error says where the refs lie."""
+def devices_told(doing: str, refs: Sequence[RefLike], leaves: Sequence[Any] = ()) -> Iterator[None]:
+    """If JAX refuses a program for its devices, the error says where refs and arrays lie."""
     try:
         yield
     except ValueError as error:
@@ -43,6 +46,10 @@ def devices_told(doing: str, refs: Sequence[RefLike]) -> Iterator[None]:
         for ref in ours:
             places.setdefault(frozenset(ref.sharding.device_set), ref)
         said = [f"{_described(ref)} lies on {_devices(ref)}" for ref in places.values()]
+        arrays = [x for x in leaves if isinstance(x, _jax.ArrayImpl) and x.committed]
+        others = [x for x in arrays if frozenset(x.sharding.device_set) not in places]
+        if others:
+            said.append(f"an array of shape {others[0].shape} lies on {_devices(others[0])}")
         raise RefValueError(
             f"{doing} takes refs and arrays that lie on different devices: {'; '.join(said)}. "
             "Move what is to go with the rest: a ref by `refs.reshard(ref, sharding)`, an array by "

@@ -17,7 +17,7 @@ from refs._types import RefLike, Value
 class AbstractHandle(Ref):
     """A handle without a value, of the type given by a `ShapeDtypeStruct` with `is_ref`."""
 
-    __slots__ = ("_instead",)
+    __slots__ = ("_instead", "_shape_given")
 
     def __init__(self, shape: jax.ShapeDtypeStruct):
         sharding = shape.sharding
@@ -25,6 +25,7 @@ class AbstractHandle(Ref):
         self._shape, self._dtype = shape.shape, shape.dtype
         self._sharding = mesh_sharding(sharding)
         instead = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+        self._shape_given = shape
         is_key = _jax.is_key(shape.dtype)
         self._instead = jax.eval_shape(_jax.unwrap_keys, instead) if is_key else instead
         self._is_placed = sharding is not None
@@ -32,6 +33,10 @@ class AbstractHandle(Ref):
 
     def _check(self) -> None:
         pass
+
+    @property
+    def _buf(self) -> Any:
+        return self._shape_given
 
     def _buffer(self) -> Any:
         return self._instead

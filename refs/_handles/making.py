@@ -123,6 +123,11 @@ def empty_ref(
             "`jax.ShapeDtypeStruct(shape, dtype)` for instance"
         )
     place = getattr(ty, "sharding", None) if sharding is None else sharding
+    if not _jax.at_top_level():
+        zeros = jnp.zeros(ty.shape, ty.dtype)
+        return new_ref(zeros, memory_space=memory_space, name=name, sharding=place)
+    if isinstance(place, jax.P):  # over the mesh in force, as `jax.device_put` takes it
+        place = jax.NamedSharding(jax.sharding.get_mesh(), place)
     zeros = jnp.zeros(ty.shape, ty.dtype, device=place)
     return new_ref(zeros, memory_space=memory_space, copy=False, name=name)
 

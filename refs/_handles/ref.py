@@ -174,7 +174,13 @@ class Ref(_Fields):
     block_until_ready = members.block_until_ready
 
     def unsafe_buffer_pointer(self) -> int:
-        """The address of the ref's memory, as of an array."""
+        """The address of the ref's memory, as of an array. On several devices each has its part."""
+        if self._sharding is not None and len(self._sharding.device_set) > 1:
+            raise RefValueError(
+                f"the address of {access.describe(self)}, which lies on several devices: each part "
+                "has its own. Inside `with refs.tree.borrow(ref) as x` they are those of the `data`"
+                " of `x.addressable_shards`"
+            )
         if self._part is None:
             return exchange.current_buffer(self._refs).unsafe_buffer_pointer()
         start = self._part.start * self._dtype.itemsize

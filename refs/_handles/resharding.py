@@ -9,7 +9,7 @@ import jax
 
 from refs import _jax
 from refs._buffers import exchange
-from refs._buffers.handles import buffer_of, is_ours
+from refs._buffers.handles import is_ours
 from refs._buffers.signals import defer
 from refs._handles import access
 from refs._handles.making import placed, strong_type
@@ -74,9 +74,22 @@ def reshard(ref: RefLike, sharding: Placement) -> None:
 def placement_of(x: RefLike | Value) -> Sharding | None:
     """The sharding of a ref, array or `ShapeDtypeStruct`, if somebody has placed it."""
     if is_ours(x):
-        return buffer_of(x).sharding if x._is_placed else None
+        return x.sharding if x._is_placed else None
     is_placed = x.committed if isinstance(x, _jax.ArrayImpl) else hasattr(x, "sharding")
     return x.sharding if is_placed else None
+
+
+def along(placements: Iterable[Sharding | None]) -> Sharding | None:
+    """Where what nobody has placed goes with others: each of their devices gets all of it.
+
+    None if the others lie on several sets of devices, or there are none.
+    """
+    places = [s for s in placements if s is not None]
+    if len({frozenset(s.device_set) for s in places}) != 1:
+        return None
+    target = max(places, key=lambda s: isinstance(s, jax.NamedSharding))
+    is_over_mesh = isinstance(target, jax.NamedSharding)
+    return jax.NamedSharding(target.mesh, jax.P()) if is_over_mesh else target
 
 
 def go_along(refs: Sequence[RefLike], others: Iterable[Any]) -> bool:
@@ -97,12 +110,9 @@ def go_along(refs: Sequence[RefLike], others: Iterable[Any]) -> bool:
     if not free or not _jax.at_top_level():
         return False
     arrays = (x for x in others if isinstance(x, _jax.ArrayImpl))
-    places = [s for s in map(placement_of, (*alone, *arrays)) if s is not None]
-    if len({frozenset(s.device_set) for s in places}) != 1:
+    target = along(map(placement_of, (*alone, *arrays)))
+    if target is None:
         return False
-    target = max(places, key=lambda s: isinstance(s, jax.NamedSharding))
-    if isinstance(target, jax.NamedSharding):
-        target = jax.NamedSharding(target.mesh, jax.P())
     moved = [ref for ref in free if ref.sharding.device_set != target.device_set]
     for ref in moved:
         reshard(ref, target)

@@ -11,7 +11,7 @@ from jax._src import core
 from refs._jax.names import is_key, is_on_explicit_mesh
 from refs._types import Buffer, Placement, Sharding, Value
 
-__all__ = ["commit", "is_in_host_memory", "place", "place_in_trace"]
+__all__ = ["commit", "copy_of", "is_in_host_memory", "place", "place_in_trace"]
 
 
 def commit(x: Value) -> Buffer:
@@ -33,7 +33,8 @@ def place(x: Value, sharding: Placement, copy: bool) -> Buffer:
         return _from_host(x, sharding)
     if isinstance(x, np.ndarray | np.generic):
         return _from_numpy(x, sharding)
-    placed = jax.device_put(x, sharding, may_alias=not copy)
+    # A part may be the very memory of what is put there, whatever `may_alias` is.
+    placed = jax.device_put(copy_of(x) if copy else x, sharding)
     device = placed.sharding
     if is_on_explicit_mesh(placed) and isinstance(device, jax.sharding.SingleDeviceSharding):
         # JAX leaves the explicit mesh from which the array came in its type.
@@ -54,11 +55,19 @@ def _from_numpy(x: np.ndarray | np.generic, sharding: Placement) -> jax.Array:
     # arrays may be that memory for good. XLA never updates such an array in place: hence the copy.
     placed = jax.device_put(np.array(x), sharding)
     is_cpu = all(device.platform == "cpu" for device in placed.sharding.device_set)
-    return jax.numpy.copy(placed) if is_cpu else placed
+    return copy_of(placed) if is_cpu else placed
+
+
+def copy_of(x: jax.Array) -> jax.Array:
+    """A copy on the same devices, whatever mesh is in force: with one, these must be its own."""
+    with jax.set_mesh(None):
+        return jax.numpy.copy(x)
 
 
 def place_in_trace(x: Value, sharding: Placement) -> Value:
     """A traced array under another sharding."""
+    if isinstance(sharding, jax.P):
+        sharding = jax.NamedSharding(jax.sharding.get_abstract_mesh(), sharding)
     # Over axes that XLA shards, `device_put` says nothing.
     is_automatic = isinstance(sharding, jax.NamedSharding) and not sharding.mesh.explicit_axes
     return (jax.lax.with_sharding_constraint if is_automatic else jax.device_put)(x, sharding)

@@ -131,7 +131,7 @@ class Entry:
         """
         if not self._is_compiled:
             touched = self.arguments.refs_of(flat)
-            with devices_told(f"a call of `{self.name}`", touched):
+            with devices_told(f"a call of `{self.name}`", touched, flat):
                 lowered = self.trace(flat).lower()
             if self._compiles_once:
                 lowered.compile()

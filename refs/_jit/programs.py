@@ -103,8 +103,9 @@ class Programs:
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Lowers the function for arguments like these."""
         traced = self.trace(*args, **kwargs)
-        given = [x for x in jax.tree.leaves((args, kwargs)) if type(x) is Ref]
-        with devices_told(f"lower of `{_jax.fun_name(self._fun)}`", given):
+        leaves = jax.tree.leaves((args, kwargs))
+        given = [x for x in leaves if type(x) is Ref]
+        with devices_told(f"lower of `{_jax.fun_name(self._fun)}`", given, leaves):
             return traced.lower()
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:

@@ -24,14 +24,16 @@ import jax.numpy as jnp
 from refs import _jax
 from refs._buffers.devices import devices_told
 from refs._buffers.exchange import Busy, exchange, exchange_one
+from refs._buffers.handles import is_ours
 from refs._buffers.several import exchange_refs
 from refs._buffers.signals import defer
 from refs._callbacks.failure import failure_of, raise_failure
+from refs._handles.access import describe
 from refs._handles.resharding import go_along
 from refs._jit.entry import Entry
 from refs._jit.executable import TypesDiffer, before_python
 from refs._jit.picking import RefsDiffer
-from refs._types import Buffer, PyTree, Value
+from refs._types import Buffer, PyTree, RefLike, Value
 
 # Raised when a call must be retried: with another compiled form (RefsDiffer, TypesDiffer), or once
 # the buffers are free (Busy).
@@ -161,7 +163,7 @@ def after_failure(entry: Entry, error: BaseException, flat: list[Any]) -> None:
     entry.note_failure(repr(error), entry.arguments.written_of(flat))
     prepare(entry)
     if is_elsewhere:
-        with devices_told(f"a call of `{entry.name}`", touched):
+        with devices_told(f"a call of `{entry.name}`", touched, flat):
             raise error
 
 
@@ -237,12 +239,24 @@ def carefully(
 
     try:
         rest = exchange_refs(written, read, call, entry.can_fail)
-    except BaseException:
+    except BaseException as error:
         if failed:
             entry.note_failure(failed[0], written)
             prepare(entry)
+            _note_other_processes(error, written)
         raise
     return entry.result(rest, flat)
+
+
+def _note_other_processes(error: BaseException, written: Sequence[RefLike]) -> None:
+    shared = [ref for ref in written if is_ours(ref) and not ref.is_fully_addressable]
+    if shared:
+        error.add_note(
+            f"This is what happened in process {jax.process_index()}: its parts of "
+            f"{', '.join(map(describe, shared))} keep their old values. Other processes, in which "
+            "nothing failed, have written theirs. Restore a checkpoint, or let all processes "
+            "agree: return from the callback whether it succeeded, and write only if all have"
+        )
 
 
 @jax.jit

@@ -75,3 +75,20 @@ def numpy_array_of_parts_elsewhere(r, i):
         np.asarray(r)
     finally:
         r._sharding = None
+
+
+@raises(
+    errors.RefValueError,
+    "the address of ref `r` (created at FILE:N), which lies on several devices: each part has its "
+    "own. Inside `with refs.tree.borrow(ref) as x` they are those of the `data` of "
+    "`x.addressable_shards`",
+)
+def address_of_several_parts(r, i):
+    class OnTwo:
+        device_set = frozenset((0, 1))
+
+    r._sharding = OnTwo()
+    try:
+        r.unsafe_buffer_pointer()
+    finally:
+        r._sharding = None

@@ -1,4 +1,4 @@
-"""Where refs lie: they are made there, moved, and go along with others. On eight devices."""
+"""Where refs lie: they are moved, and go along with others. On eight devices."""
 
 import copy
 import pickle
@@ -14,31 +14,13 @@ from jax.sharding import AxisType
 
 import refs
 from refs.errors import RefTypeError, RefValueError
+from tests.placement import N, X, lies_at, several
 from tests.processes import run_again_with_devices
-
-X = np.arange(16.0, dtype=np.float32)
-N = jax.device_count()
-several = pytest.mark.skipif(N != 8, reason="runs again in a process with eight devices")
 
 
 @pytest.mark.skipif(N == 8, reason="the process with eight devices")
 def test_on_eight_devices():
     assert "1 skipped" in run_again_with_devices(8, __file__)
-
-
-@pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=str)
-def mesh(request):
-    return jax.make_mesh((8,), ("x",), axis_types=(request.param,))
-
-
-@pytest.fixture
-def split(mesh):
-    return NamedSharding(mesh, P("x"))
-
-
-@pytest.fixture
-def whole(mesh):
-    return NamedSharding(mesh, P())
 
 
 @refs.jit
@@ -50,97 +32,6 @@ def add_one(ref):
 def step(state, count):
     state[...] += 1
     count[...] += 1
-
-
-def lies_at(ref, sharding):
-    """Whether it does, and says so everywhere."""
-    shards = ref.addressable_shards
-    return (
-        ref.sharding.is_equivalent_to(sharding, ref.ndim)
-        and ref[...].sharding.is_equivalent_to(sharding, ref.ndim)
-        and ref.devices() == sharding.device_set
-        and ref.is_fully_replicated == sharding.is_fully_replicated
-        and ref.is_fully_addressable
-        and {s.device for s in shards} == sharding.device_set
-        and all(np.array_equal(s.data, np.asarray(ref)[s.index]) for s in shards)
-    )
-
-
-# --- Made where they belong ---
-
-
-@several
-@pytest.mark.parametrize("value", [X, jnp.asarray(X), 3.0], ids=["numpy", "jax", "float"])
-def test_made_there(split, whole, value):
-    sharding = split if np.ndim(value) else whole
-    r = refs.new_ref(value, sharding=sharding)
-    assert lies_at(r, sharding)
-    np.testing.assert_array_equal(r, value)
-    add_one(r)
-    assert lies_at(r, sharding)
-
-
-@several
-def test_the_memory_of_numpy_arrays_is_not_the_refs(split):
-    # JAX takes an array at an address like this one as it is.
-    room = np.zeros(4096 + 16, np.float32)
-    start = -room.ctypes.data % 64 // 4
-    value = room[start : start + 4096]
-    for sharding in (split, jax.devices()[0]):
-        value[:] = 1
-        r = refs.new_ref(value, sharding=sharding)
-        with refs.tree.borrow(r) as x:
-            where = [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
-        value[:] = 0
-        np.testing.assert_array_equal(r, np.ones(4096))
-        add_one(r)
-        with refs.tree.borrow(r) as x:
-            assert where == [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
-
-
-@several
-def test_no_device_gets_more_than_its_part(split):
-    before = {id(x) for x in jax.live_arrays()}
-    r = refs.new_ref(np.zeros((8, 1000)), sharding=split)
-    e = refs.empty_ref(jax.ShapeDtypeStruct((8, 1000), jnp.float32), sharding=split)
-    new = [x for x in jax.live_arrays() if id(x) not in before]
-    assert len(new) == 2
-    for shard in (s for x in new for s in x.addressable_shards):
-        assert shard.data.shape == (1, 1000)
-    assert lies_at(r, split)
-    assert lies_at(e, split)
-
-
-@several
-def test_an_array_is_copied_or_taken_over(split):
-    x = jax.device_put(X, split)
-    refs.new_ref(x, sharding=split)[0] = 5.0
-    assert np.asarray(x)[0] == 0
-    r = refs.new_ref(x, sharding=split, copy=False)
-    r[0] = 5.0
-    assert x.is_deleted()
-
-
-@several
-def test_made_in_a_program(split):
-    def make(x):
-        return refs.new_ref(2 * x, sharding=split)
-
-    assert lies_at(refs.jit(make, out_shardings=split)(X), split)
-    assert lies_at(refs.jit(lambda: refs.new_ref(jnp.zeros(16)), out_shardings=split)(), split)
-    text = refs.jit(lambda x: refs.new_ref(x, sharding=split)[...] + 1).lower(X).as_text()
-    assert re.search(r"sharding.*\"x\"|devices=\[8\]", text)
-
-
-def test_not_in_host_memory():
-    host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
-    with pytest.raises(RefValueError, match=r"ref `r` .* in the host's memory"):
-        refs.new_ref(X, sharding=host, name="r")
-    r = refs.new_ref(X, name="r")
-    with pytest.raises(RefValueError, match=r"ref `r` .* in the host's memory"):
-        refs.reshard(r, host)
-    add_one(r)
-    np.testing.assert_array_equal(r, X + 1)
 
 
 @several

@@ -1,0 +1,23 @@
+"""What the tests of where refs lie have in common."""
+
+import jax
+import numpy as np
+import pytest
+
+X = np.arange(16.0, dtype=np.float32)
+N = jax.device_count()
+several = pytest.mark.skipif(N != 8, reason="runs again in a process with eight devices")
+
+
+def lies_at(ref, sharding):
+    """Whether it does, and says so everywhere."""
+    shards = ref.addressable_shards
+    return (
+        ref.sharding.is_equivalent_to(sharding, ref.ndim)
+        and ref[...].sharding.is_equivalent_to(sharding, ref.ndim)
+        and ref.devices() == sharding.device_set
+        and ref.is_fully_replicated == sharding.is_fully_replicated
+        and ref.is_fully_addressable
+        and {s.device for s in shards} == sharding.device_set
+        and all(np.array_equal(s.data, np.asarray(ref)[s.index]) for s in shards)
+    )
