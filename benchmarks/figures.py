@@ -8,7 +8,7 @@ there are others, is `refs` on the oldest. A plot has such a name too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from plots import bars, panels, power_of_ten, times
@@ -303,6 +303,33 @@ def loops_on_a_gpu(results: Results) -> str:
 def moved_on_a_gpu(results: Results) -> str:
     rows = results.newest("gpu").sections["moved"].rows
     return "; ".join(f"{row['refs'].median:.0f} in: {title}" for title, row in rows.items())
+
+
+# -- Many devices ---------------------------------------------------------------------------------
+
+OF_A_PROGRAM = "collectives", "arrays", "not by the other", "MB", "of moments", "aliased"
+
+
+def programs_on_devices(results: Results, platform: str) -> str:
+    """A line for each layout; more where its programs differ."""
+    facts, versions = (*OF_A_PROGRAM, "temporary, MB"), results.of("scale")
+    found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for title in versions[-1].sections["lowering"].rows:
+        layout, _, devices = title.rpartition(", ")
+        for m in versions:
+            rows = [m.sections[f"{platform}: {fact}"].rows[title] for fact in facts]
+            cells = ("{:,.0f}, {:,.0f}".format(*(t.median for t in row.values())) for row in rows)
+            found.setdefault((layout, *cells), []).append((devices.split()[0], m.jax))
+    lines = []
+    for (layout, *cells), programs in found.items():
+        devices, jax = (list(dict.fromkeys(names)) for names in zip(*programs, strict=True))
+        of_jax = f", jax {jax[0]}" if len(jax) < len(versions) else ""
+        lines.append([f"{layout}: {', '.join(devices)} devices{of_jax}", *cells])
+    return table(["by hand, `refs.jit`", *facts], lines)
+
+
+for name in "GPUs", "CPUs":
+    text(f"scale.{name}")(partial(programs_on_devices, platform=name))
 
 
 # -- The README -----------------------------------------------------------------------------------

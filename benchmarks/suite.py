@@ -86,6 +86,14 @@ BENCHMARKS = {
     "outside_jit": Benchmark(
         "outside_jit.py", ("_derivatives", "_discharge", "_transactions", "_transforms")
     ),
+    "scale": Benchmark(
+        "scale.py",
+        (
+            *("_buffers", "_derivatives", "_discharge", "_indexing", "_inplace", "_jit"),
+            *("_tracing", "_transactions", "benchmarks/scale_programs.py"),
+        ),
+        quick=("--rounds", "1", "--devices", "8", "--local", "2", "--layers", "1"),
+    ),
     "digits": Benchmark(
         "training.py",
         (
