@@ -191,8 +191,7 @@ def copy(tree: PyTree) -> PyTree:
 
     def copied(refs: Sequence[RefLike]) -> list[RefLike]:
         values = _all(refs, several.values_of, access.get)
-        pairs = zip(refs, values, strict=True)
-        return [making.new_ref(x, name=getattr(ref, "name", None)) for ref, x in pairs]
+        return [making.like(ref, x) for ref, x in zip(refs, values, strict=True)]
 
     return _each_once(tree, copied, "copy")
 

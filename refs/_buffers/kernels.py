@@ -126,7 +126,7 @@ def reader(
     """
 
     def read_kernel(x: jax.Array, operands: list[Value]) -> jax.Array:
-        x = _jax.wrap_keys(x, dtype)
+        x = _jax.in_device_memory(_jax.wrap_keys(x, dtype))
         found = skeleton.join(operands).read(x, out_sharding)
         return jnp.copy(found) if skeleton.is_whole else found
 
@@ -159,9 +159,11 @@ def _updater(
     def update_kernel(
         held: list[Buffer], operands: list[Value], value: Value
     ) -> tuple[list[Buffer], Value | None]:
-        index, x = skeleton.join(operands), _jax.wrap_keys(held[0], dtype)
+        index, given = skeleton.join(operands), _jax.wrap_keys(held[0], dtype)
+        x, value = _jax.in_device_memory(given), jax.tree.map(_jax.in_device_memory, value)
         old = _jax.unwrap_keys(index.read(x)) if method == "swap" else None
         new = index.update(x, "set" if method == "swap" else method, value)
+        new = _jax.in_memory_of(given, new)
         return [_jax.unwrap_keys(new)], old
 
     def op_by_op(

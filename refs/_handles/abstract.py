@@ -12,6 +12,7 @@ from refs._handles.ref_type import RefType
 from refs._indexing.sharded import mesh_sharding
 from refs._origin import Origin, user_site
 from refs._types import RefLike, Value
+from refs.errors import RefTypeError
 
 
 class AbstractHandle(Ref):
@@ -43,5 +44,16 @@ class AbstractHandle(Ref):
 
 
 def handle_or_abstract(leaf: Value | RefLike) -> Value | RefLike:
-    """A leaf of a trace's arguments: a handle for a `ShapeDtypeStruct` that stands for a ref."""
-    return AbstractHandle(leaf) if type(leaf) is jax.ShapeDtypeStruct and leaf.is_ref else leaf
+    """A leaf of a trace's arguments: a handle for a `ShapeDtypeStruct` that stands for a ref.
+
+    Raises:
+      RefTypeError: if it is one in the host's memory.
+    """
+    if type(leaf) is not jax.ShapeDtypeStruct or not leaf.is_ref:
+        return leaf
+    if getattr(leaf.sharding, "memory_kind", None) not in (None, "device"):
+        raise RefTypeError(
+            f"{leaf} stands for a ref in the host's memory, which JAX's types of arguments don't "
+            "tell from the device's: pass the ref itself, `refs.empty_ref(...)`"
+        )
+    return AbstractHandle(leaf)

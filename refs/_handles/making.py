@@ -66,6 +66,8 @@ def new_ref(
     origin = Origin(name, user_site())
     is_placed = isinstance(init_val, _jax.ArrayImpl) and init_val.committed
     init_val = as_array(init_val)
+    if isinstance(init_val, jax.Array) and memory_space is None:
+        memory_space = _jax.memory_space(init_val)
     pinned = {"pin": True} if pin else {}
     if pin and (_jax.at_top_level() or not _jax.can_pin):
         where = "outside of a traced function" if _jax.can_pin else f"with JAX {jax.__version__}"
@@ -78,7 +80,10 @@ def new_ref(
         traced = _jax.new_ref(init_val, memory_space=memory_space, kind=kind, **pinned)
         return _retyped(traced, origin)
     if sharding is not None:
-        init_val, copy = placed(init_val, sharding, origin, copy), False
+        init_val, copy = _jax.place(init_val, sharding, copy), False
+        memory_space = _jax.memory_space(init_val)
+    elif copy and memory_space == jax.memory.Space.Host:  # JAX's own refs can't be there.
+        init_val, copy = _jax.copy_of(init_val), False
     if copy or not isinstance(init_val, jax.Array):
         # JAX's own allocation does what each version needs of a ref's buffer: committed, not weak.
         native = _jax.new_ref(init_val, memory_space=memory_space, kind=kind)
@@ -128,12 +133,23 @@ def empty_ref(
         return new_ref(zeros, memory_space=memory_space, name=name, sharding=place)
     if isinstance(place, jax.P):  # over the mesh in force, as `jax.device_put` takes it
         place = jax.NamedSharding(jax.sharding.get_mesh(), place)
-    zeros = jnp.zeros(ty.shape, ty.dtype, device=place)
+    zeros = _jax.zeros(ty.shape, ty.dtype, place)
     return new_ref(zeros, memory_space=memory_space, copy=False, name=name)
 
 
 def _copied(ref: RefLike, memo: Any = None) -> Ref:
-    return new_ref(ref[...], name=ref.name)
+    return like(ref, ref[...])
+
+
+def like(ref: RefLike, value: Value) -> Ref:
+    """A ref with the name of another one, in memory of the same kind; goes along as that does."""
+    name = getattr(ref, "name", None)
+    if not isinstance(ref, Ref) or isinstance(ref, _jax.Tracer):
+        return new_ref(value, name=name)
+    is_in_host_memory = ref._aval.memory_space == jax.memory.Space.Host
+    made = new_ref(value, name=name, sharding=ref.sharding if is_in_host_memory else None)
+    made._is_placed = ref._is_placed
+    return made
 
 
 def _unpickled(value: np.ndarray | jax.Array, name: str | None) -> Ref:
@@ -166,23 +182,7 @@ def adopt(value: jax.Array, origin: Origin) -> Ref:
 
 @functools.lru_cache(maxsize=4096)
 def _type_of_new(aval: Aval, origin: Origin) -> RefType:
-    return RefType.of(_jax.AbstractRef(aval), origin)
-
-
-def placed(x: Value, sharding: Placement, origin: Origin, copy: bool) -> jax.Array:
-    """The array as a ref may hold it, under a sharding.
-
-    Raises:
-      RefValueError: if that is in the host's memory.
-    """
-    found = _jax.place(x, sharding, copy)
-    if _jax.is_in_host_memory(found):
-        raise RefValueError(
-            f"{origin.describe()} in the host's memory, {sharding}: a ref lies in a device's, "
-            "where programs update it. Keep what is offloaded in an array, "
-            "`jax.device_put(ref[...], sharding)`"
-        )
-    return found
+    return RefType.of(_jax.AbstractRef(aval, _jax.memory_space(aval)), origin)
 
 
 def strong_type(aval: Aval, origin: Origin) -> RefType:

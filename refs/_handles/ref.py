@@ -55,7 +55,8 @@ class _Fields(_jax.NativeRef):
     def _note_placement(self, aval: RefType, buf: jax.Array) -> None:
         """Sets what depends on where the buffer lies."""
         self._aval, self._sharding = aval, mesh_sharding(buf.sharding)
-        self._is_plain = self._sharding is None and not _jax.is_key(aval.dtype)
+        is_simple = not _jax.is_key(aval.dtype) and not _jax.is_in_host_memory(buf)
+        self._is_plain = self._sharding is None and is_simple
         if self._sharding is None:
             self._device_cell = self._cell
         elif hasattr(self, "_device_cell"):

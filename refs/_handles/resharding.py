@@ -12,7 +12,7 @@ from refs._buffers import exchange
 from refs._buffers.handles import is_ours
 from refs._buffers.signals import defer
 from refs._handles import access
-from refs._handles.making import placed, strong_type
+from refs._handles.making import strong_type
 from refs._handles.ref import Ref
 from refs._types import Buffer, Placement, RefLike, Sharding, Value
 from refs.errors import RefTypeError
@@ -60,8 +60,8 @@ def reshard(ref: RefLike, sharding: Placement) -> None:
     def moved(held: list[Buffer]) -> tuple[list[Buffer], None]:
         defer()
         old = ref._aval
-        value = placed(_jax.wrap_keys(held[0], ref._dtype), sharding, old.origin, copy=False)
-        aval = _jax.AbstractRef(_jax.typeof(value), old.memory_space, old.kind)
+        value = _jax.place(_jax.wrap_keys(held[0], ref._dtype), sharding, copy=False)
+        aval = _jax.AbstractRef(_jax.typeof(value), _jax.memory_space(value), old.kind)
         held[:] = [_jax.unwrap_keys(value)]
         # Until the buffer is back in its cell nobody uses the ref.
         ref._note_placement(strong_type(aval, old.origin), value)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
 from jax._src import core
 
 from refs._jax.names import is_key, is_on_explicit_mesh
-from refs._types import Buffer, Placement, Sharding, Value
+from refs._types import Buffer, DType, Placement, Sharding, Value
 
-__all__ = ["commit", "copy_of", "is_in_host_memory", "place", "place_in_trace"]
+__all__ = [
+    "commit", "copy_of", "in_device_memory", "in_memory_of", "is_in_host_memory", "memory_space",
+    "place", "place_in_trace", "zeros",
+]  # fmt: skip
 
 
 def commit(x: Value) -> Buffer:
@@ -73,9 +77,33 @@ def place_in_trace(x: Value, sharding: Placement) -> Value:
     return (jax.lax.with_sharding_constraint if is_automatic else jax.device_put)(x, sharding)
 
 
+def zeros(shape: tuple[int, ...], dtype: DType, sharding: Placement | None) -> jax.Array:
+    """Zeros under a sharding: each device makes its own part."""
+    if getattr(sharding, "memory_kind", None) in (None, "device"):
+        return jax.numpy.zeros(shape, dtype, device=sharding)
+    # JAX can't make them in the host's memory; on the device there may be no room.
+    return copy_of(jax.device_put(np.zeros(shape, dtype), sharding))
+
+
 def is_in_host_memory(x: Value) -> bool:
     """Whether an array lies in the host's memory, as JAX's offloading has it."""
-    return core.typeof(x).memory_space == jax.memory.Space.Host
+    aval = x if isinstance(x, core.AbstractValue) else core.typeof(x)
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
+
+
+def memory_space(x: Value) -> Any:
+    """The memory space of a ref of this array: None is the device's."""
+    return jax.memory.Space.Host if is_in_host_memory(x) else None
+
+
+def in_device_memory(x: Value) -> Value:
+    """The array, in its device's memory."""
+    return jax.device_put(x, jax.memory.Space.Device) if is_in_host_memory(x) else x
+
+
+def in_memory_of(x: Value, value: Value) -> Value:
+    """The array `value`, which is in the device's memory, in the host's if `x` is."""
+    return jax.device_put(value, jax.memory.Space.Host) if is_in_host_memory(x) else value
 
 
 @functools.cache

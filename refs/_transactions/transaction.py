@@ -157,11 +157,15 @@ class Transaction:
         """The pure function: (new state, (array outputs, final values of new refs)).
 
         State comes first among the outputs: XLA gives an alias to the first output that fits.
+        State in the host's memory is updated on the device, and goes back.
+
         `targets` are the ref arguments of the call, if it is to be differentiated: the backward
         rules of the user's custom derivatives write them. `numbers` are those by which a callback
         that fails reports the values of written refs. `captured` replace the constants that aren't
         refs.
         """
+        given = state
+        state, constants = ([*map(_jax.in_device_memory, values)] for values in (state, constants))
         cells = self.cells(self.written, state) | self.cells(self.read, constants)
         for k, slot in enumerate(self.written):
             cells[slot].method = self._method(slot)
@@ -169,7 +173,8 @@ class Transaction:
         if targets is not None:
             self.aim(cells, list(self.touch_of), targets)
         context = Context(differentiated=targets is not None, held=self.held)
-        return self.run_cells(cells, leaves, context, captured)
+        new, rest = self.run_cells(cells, leaves, context, captured)
+        return [*map(_jax.in_memory_of, given, new)], rest
 
     @staticmethod
     def cells(slots: Sequence[Slot], values: Sequence[Value] | None = None) -> dict[Slot, Cell]:

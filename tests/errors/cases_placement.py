@@ -10,14 +10,16 @@ from tests.errors.case import X, raises
 HOST = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
 
 
+ABSTRACT = jax.ShapeDtypeStruct((3,), np.float32, sharding=HOST, is_ref=True)
+
+
 @raises(
-    errors.RefValueError,
-    "ref `r` (created at FILE:N) in the host's memory, "
-    f"{HOST}: a ref lies in a device's, where programs update it. Keep what is offloaded in an "
-    "array, `jax.device_put(ref[...], sharding)`",
+    errors.RefTypeError,
+    f"{ABSTRACT} stands for a ref in the host's memory, which JAX's types of arguments don't tell "
+    "from the device's: pass the ref itself, `refs.empty_ref(...)`",
 )
-def reshard_to_host_memory(r, i):
-    refs.reshard(r, HOST)
+def abstract_ref_in_host_memory(r, i):
+    refs.jit(lambda r: r.addupdate(1)).lower(ABSTRACT)
 
 
 @raises(

@@ -120,14 +120,3 @@ def test_made_in_a_program(split):
     assert lies_at(refs.jit(lambda: refs.new_ref(jnp.zeros(16)), out_shardings=split)(), split)
     text = refs.jit(lambda x: refs.new_ref(x, sharding=split)[...] + 1).lower(X).as_text()
     assert re.search(r"sharding.*\"x\"|devices=\[8\]", text)
-
-
-def test_not_in_host_memory():
-    host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
-    with pytest.raises(RefValueError, match=r"ref `r` .* in the host's memory"):
-        refs.new_ref(X, sharding=host, name="r")
-    r = refs.new_ref(X, name="r")
-    with pytest.raises(RefValueError, match=r"ref `r` .* in the host's memory"):
-        refs.reshard(r, host)
-    add_one(r)
-    np.testing.assert_array_equal(r, X + 1)

@@ -65,7 +65,7 @@ def discharge_addupdate(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[V
 @register(_jax.new_ref_p)
 def discharge_new_ref(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     cell = _made_by(eqn)
-    cell.write(_jax.as_array(args[0]))
+    cell.write(_jax.in_device_memory(_jax.as_array(args[0])))
     return [cell]
 
 
