@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Sequence, Set
@@ -15,6 +16,7 @@ from refs._buffers.devices import devices_told
 from refs._handles.access import describe
 from refs._handles.predicates import is_ref
 from refs._handles.ref_type import RefType
+from refs._handles.resharding import placement_of, reshard
 from refs._tracing.trace import Call, ref_type
 from refs._transactions.calls import in_transaction
 from refs._transactions.signature import Given, check_callable, per_leaf, without_views
@@ -62,7 +64,7 @@ def shard_map(
       RefTypeError: when called, if a ref's spec is not a `PartitionSpec`, or a view is split.
       RefValueError: when called, if `in_specs` doesn't fit the arguments; if a ref has two specs,
         or is split and closed over; if a value written to a ref varies over axes that the ref's
-        spec doesn't name; or if a ref is on a single device, and JAX doesn't move it to the mesh.
+        spec doesn't name; or if somebody has put a ref on other devices than those of the mesh.
 
     >>> mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     >>> P = jax.sharding.PartitionSpec
@@ -132,10 +134,28 @@ def shard_map(
             arrays, made = t.update(refs, lambda *held: run(*held, leaves))
             return t.result(arrays, made, refs)
 
+        _go_to_mesh(mesh, call, of_refs)
         with devices_told(f"shard_map of `{getattr(f, '__name__', f)}`", touched):
             return in_transaction(inside, call.refs, call.leaves)
 
     return mapped
+
+
+def _go_to_mesh(
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None,
+    call: Call,
+    specs: Sequence[PartitionSpec],
+) -> None:
+    """Divides refs over the mesh as they are used there, if nobody has placed any argument."""
+    if not call.refs or not _jax.at_top_level():
+        return
+    mesh = jax.sharding.get_mesh() if mesh is None else mesh
+    is_known = isinstance(mesh, jax.sharding.Mesh) and not mesh.empty
+    if not is_known or any(placement_of(x) is not None for x in call.flat):
+        return
+    for ref, spec in zip(call.refs, specs, strict=True):
+        with contextlib.suppress(ValueError):  # It can't be divided so: JAX says why.
+            reshard(ref, jax.NamedSharding(mesh, spec))
 
 
 def _leaf_specs(in_specs: PyTree, args: tuple[Any, ...]) -> list[Any]:

@@ -268,6 +268,27 @@ def test_in_a_loop_at_top_level(split, whole):
 
 
 @several
+def test_under_shard_map_at_top_level(mesh, split, whole):
+    """Where nobody has placed anything, the mesh says where."""
+    r, total, odd = refs.new_ref(X), refs.new_ref(np.float32(0)), refs.new_ref(X[:3], name="odd")
+
+    def f(r, total):
+        r[...] += 1
+        total[...] += jax.lax.psum(r[...].sum(), "x")
+
+    mapped = refs.shard_map(f, mesh=mesh, in_specs=(P("x"), P()), out_specs=P())
+    for _ in range(2):
+        mapped(r, total)
+    np.testing.assert_array_equal(r, X + 2)
+    assert total[...] == 2 * X.sum() + 16 * 3
+    assert lies_at(r, split)
+    assert lies_at(total, whole)
+    with pytest.raises(ValueError, match="divi"):
+        mapped(odd, total)
+    np.testing.assert_array_equal(odd, X[:3])
+
+
+@several
 def test_going_along_with_another_device():
     state, count = refs.new_ref(X, sharding=jax.devices()[2]), refs.new_ref(0)
     for _ in range(2):
