@@ -47,9 +47,11 @@ def convert(value: Value, dtype: DType) -> Value:
     if value.dtype == dtype:
         return _jax.strong(value)
     if not _holds(dtype, value):
+        way = f"cast it yourself, `value.astype({dtype})`, if the loss is meant"
+        if _jax.is_key(dtype) or _jax.is_key(value.dtype):
+            way = "`jax.random.wrap_key_data` makes a key of its bits, and `key_data` gives them"
         raise RefTypeError(
-            f"a value of dtype {value.dtype} can't be held by a ref of dtype {dtype}: cast it "
-            f"yourself, `value.astype({dtype})`, if the loss is meant"
+            f"a value of dtype {value.dtype} can't be held by a ref of dtype {dtype}: {way}"
         )
     return lax.convert_element_type(value, dtype)
 

@@ -304,3 +304,13 @@ def new_ref_of_a_type_of_the_users(r, i):
 )
 def slice_with_bounds_of_another_kind(r, i):
     r["a":] = 1
+
+
+@raises(
+    errors.RefTypeError,
+    "set of ref `key` (created at FILE:N): a value of dtype uint32 can't be held by a ref of dtype "
+    "key<fry>: `jax.random.wrap_key_data` makes a key of its bits, and `key_data` gives them",
+)
+def bits_into_a_ref_of_a_key(r, i):
+    key = refs.new_ref(jax.random.key(0), name="key")
+    key[...] = jax.random.key_data(key[...])
