@@ -59,7 +59,8 @@ def empty_ref(tree: PyTree, *, sharding: PyTree = None, name: str | None = None)
     Args:
       tree: a pytree of arrays or `jax.ShapeDtypeStruct`s, such as `jax.eval_shape` gives. Other
         leaves stay as they are.
-      sharding, name: as for `new_ref`.
+      sharding: as for `new_ref`.
+      name: as for `new_ref`.
 
     Raises:
       RefTypeError: if a leaf is a ref.
