@@ -296,8 +296,10 @@ def parse() -> argparse.Namespace:
         parser.error("--devices must be 4, 8, 16 or 32")
     if not 0 < settings.again < settings.steps:
         parser.error("--again must lie between 1 and --steps - 1")
-    if settings.width % model.HEADS:
+    if settings.width % model.HEADS or settings.width < 1:
         parser.error(f"--width must be a multiple of {model.HEADS}")
+    if settings.depth < 1:
+        parser.error("--depth must be at least 1")
     if not 0 < len(settings.prompt.encode()) < model.CONTEXT:
         parser.error(f"--prompt must have 1 to {model.CONTEXT - 1} bytes")
     return settings

@@ -94,6 +94,10 @@ def export(
         given = [flat[k] for k in entry.arguments.ref_leaves]
         t = entry.transaction
         written, read = ([given[s.argument] for s in slots] for slots in (t.written, t.read))
+        n_read = len(read)
+        # Symbols that occur in the shape of no other argument must come with an argument, too.
+        idle = (x for x in given if not any(x is other for other in (*written, *read)))
+        read += [x for x in idle if any(map(jax.export.is_symbolic_dim, x.shape))]
         places = {id(x): _Place("written", k) for k, x in enumerate(written)}
         places |= {id(x): _Place("read", k) for k, x in enumerate(read)}
         for k, x in enumerate(given):
@@ -103,7 +107,7 @@ def export(
             written: list[Value], read: list[Value], args: PyTree, kwargs: PyTree
         ) -> tuple[list[Value], PyTree]:
             flat = entry.flatten((args, kwargs))
-            operands = entry.executable.operands(flat, written, read)
+            operands = entry.executable.operands(flat, written, read[:n_read])
             new, rest = entry.executable.compiled_undonated(*operands)
             return new, entry.result(rest, flat)
 
@@ -127,11 +131,16 @@ def call(exported: jax.export.Exported) -> Callable[..., Any]:
       the same refs in several places if it was exported so.
 
     Raises:
-      RefTypeError: if `exported` is a program of arrays; when called, if a ref isn't where one is
-        expected.
+      RefTypeError: if `exported` is none, or a program of arrays; when called, if a ref isn't where
+        one is expected.
       RefValueError: when called, if the arguments have another structure, a ref is of another shape
         or dtype, or one stands in the places of two.
     """
+    if not isinstance(exported, jax.export.Exported):
+        raise RefTypeError(
+            f"export.call of a {type(exported).__name__}: it takes a jax.export.Exported. Of what "
+            "`serialize` has given, `refs.export.deserialize(blob)` makes one"
+        )
     tree = exported.in_tree
     given = tree.unflatten([None] * tree.num_leaves)
     if not _is_ours(given):

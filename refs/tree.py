@@ -16,7 +16,7 @@ import numpy as np
 
 from refs import _jax
 from refs._buffers import several
-from refs._handles import access, ending, making
+from refs._handles import access, ending, making, resharding
 from refs._handles.predicates import is_concrete, is_ref
 from refs._handles.resharding import along, go_along, placement_of
 from refs._indexing.values import fit
@@ -24,8 +24,8 @@ from refs._types import Placement, PyTree, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
 __all__ = [
-    "abstract", "borrow", "copy", "empty_ref", "free_ref", "freeze", "get", "new_ref", "set",
-    "swap",
+    "abstract", "borrow", "copy", "empty_ref", "free_ref", "freeze", "get", "new_ref", "reshard",
+    "set", "swap",
 ]  # fmt: skip
 
 
@@ -75,6 +75,22 @@ def empty_ref(tree: PyTree, *, sharding: PyTree = None, name: str | None = None)
         return making.empty_ref(leaf, sharding=sharding, name=name)
 
     return _made("empty_ref", make, tree, sharding, name)
+
+
+def reshard(tree: PyTree, sharding: PyTree) -> None:
+    """Moves every ref of a tree, one after the other; see `refs.reshard`.
+
+    Args:
+      tree: a pytree of refs; other leaves are passed over.
+      sharding: a sharding or device for all, or a tree of them, as for `new_ref`. Where it has
+        None, refs stay where they are.
+    """
+
+    def move(leaf: Any, sharding: Placement | None) -> None:
+        if is_ref(leaf) and sharding is not None:
+            resharding.reshard(leaf, sharding)
+
+    jax.tree.map(move, tree, _everywhere(sharding, tree))
 
 
 def abstract(tree: PyTree, *, sharding: PyTree = None) -> PyTree:
@@ -204,7 +220,8 @@ def borrow(tree: PyTree) -> Iterator[PyTree]:
     Inside the block other threads' writes to the refs wait, and the block's own are errors. After
     it the arrays must not be used: the next write deletes them. A checkpoint library thus saves
     state without a second copy of it on the device; if it saves in the background, it has what it
-    needs when its `save` returns. (Packed refs are copied.)
+    needs when its `save` returns. A ref that nobody has placed goes along with the others first.
+    (Packed refs are copied.)
 
     Raises:
       RefTypeError: inside of a traced function, where refs have no memory yet.
@@ -220,6 +237,7 @@ def borrow(tree: PyTree) -> Iterator[PyTree]:
             "tree.borrow inside a traced function, where refs have no memory to lend: read the "
             "values, `refs.tree.get(tree)`, or borrow outside"
         )
+    go_along(found, [])
     with several.lent(found) as arrays:
         yield _filled(tree, found, arrays)
 
@@ -233,7 +251,12 @@ def _made(
                 f"tree.{doing} of a tree with {access.describe(leaf)}: a ref can't hold a ref. "
                 "Copy the refs, `refs.tree.copy(tree)`"
             )
-        return make(leaf, sharding, (name or "") + jax.tree_util.keystr(path) or None)
+        place = (name or "") + jax.tree_util.keystr(path) or None
+        try:
+            return make(leaf, sharding, place)
+        except (TypeError, ValueError) as error:
+            error.add_note(f"tree.{doing}: at `{place or 'the root'}`")
+            raise
 
     return jax.tree_util.tree_map_with_path(make_at, tree, _everywhere(sharding, tree))
 

@@ -119,6 +119,7 @@ def test_no_paragraph_is_trained_on_and_validated(model):
         (["--devices", "6"], "--devices must be 4, 8, 16 or 32"),
         (["--steps", "20"], "--again must lie between 1 and --steps - 1"),
         (["--width", "30"], "--width must be a multiple of 4"),
+        (["--depth", "0"], "--depth must be at least 1"),
         (["--prompt", ""], "--prompt must have 1 to 127 bytes"),
     ],
 )

@@ -138,6 +138,72 @@ def test_symbolic_shapes():
         np.testing.assert_array_equal(r, [*[shape[0] + 1] * (shape[1] - 1), 0])
 
 
+def shape(*sizes, dtype=jnp.float32, is_ref=False):
+    return jax.ShapeDtypeStruct(sizes, dtype, is_ref=is_ref)
+
+
+SYMBOLIC = {
+    "lookup": (lambda w, i: w[i].sum(), (10, 3), [("b", jnp.int32)]),
+    "cache": (
+        lambda k, x, p: (k.at[jnp.arange(p.shape[0]), p].set(x), x.sum())[1],
+        ("b", 16, 4),
+        [("b, 4", jnp.float32), ("b", jnp.int32)],
+    ),
+    "sums": (
+        lambda h, i: (refs.vmap(lambda i: h.at[i].add(1.0))(i), i.sum())[1],
+        (10,),
+        [("b", jnp.int32)],
+    ),
+    "scan": (
+        lambda n, xs: lax.scan(lambda c, x: (c + x, n.addupdate(x)), 0.0, xs)[0],
+        (),
+        [("b", jnp.float32)],
+    ),
+    "rows": (
+        lambda n, xs: lax.scan(lambda c, x: (c + x[0][...].sum(), x[0].set(x[1])), 0.0, (n, xs))[0],
+        ("b", 3),
+        [("b", jnp.float32)],
+    ),
+    "shape": (lambda w: jnp.zeros(w.shape).sum(), ("b", 3), []),
+} | {
+    f"slice {s.start}:{s.stop}:{s.step}": (
+        lambda w, s=s: (w.at[s].multiply(2), w[s], w.at[:, 0].at[s].add(1))[1],
+        ("b", 3),
+        [],
+    )
+    for s in (
+        slice(1, None),
+        slice(None, -1),
+        slice(None, None, -1),
+        slice(None, None, 2),
+        slice(-2, None, -1),
+        slice(0, 1),
+        slice(1, -1, 3),
+    )
+}
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_symbolic_sizes(name):
+    """What is exported for any size does what is compiled for each."""
+    f, of_ref, of_args = SYMBOLIC[name]
+    b, *_ = jax.export.symbolic_shape("b", constraints=["b >= 3"])
+    sizes = [[b if n == "b" else int(n) for n in text.split(", ")] for text, _ in of_args]
+    args = [shape(*s, dtype=d) for s, (_, d) in zip(sizes, of_args, strict=True)]
+    ref = shape(*(b if n == "b" else n for n in of_ref), is_ref=True)
+    call = exported(refs.jit(f), ref, *args)
+    for size in (3, 8):
+        random = np.random.default_rng(size)
+        concrete = [[size if n is b else n for n in s] for s in sizes]
+        given = [
+            random.integers(0, 10, s).astype(d) for s, (_, d) in zip(concrete, of_args, strict=True)
+        ]
+        value = random.random([size if n == "b" else n for n in of_ref]).astype(np.float32)
+        r, q = refs.new_ref(value), refs.new_ref(value)
+        np.testing.assert_allclose(call(r, *given), refs.jit(f)(q, *given))
+        np.testing.assert_array_equal(r, q)
+
+
 def test_transformations_of_the_call():
     def f(w, seen, x):
         seen[...] += 1

@@ -299,6 +299,20 @@ def test_sharded_trees(kind):
 
 
 @several
+def test_a_tree_is_resharded_and_errors_name_the_leaf():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    split, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+    state = refs.tree.new_ref({"a": np.arange(8.0), "b": np.arange(3.0)}, sharding=whole)
+    refs.tree.reshard(state, {"a": split, "b": None})
+    assert state["a"].sharding.is_equivalent_to(split, 1)
+    assert state["b"].sharding.is_equivalent_to(whole, 1)
+    np.testing.assert_array_equal(state["a"], np.arange(8))
+    with pytest.raises(ValueError, match="divi") as info:
+        refs.tree.new_ref({"a": np.arange(8.0), "b": np.arange(3.0)}, sharding=split, name="s")
+    assert info.value.__notes__[-1] == "tree.new_ref: at `s['b']`"
+
+
+@several
 def test_the_shards_of_a_training_state_stay_for_a_thousand_steps():
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     both, one = NamedSharding(mesh, P("data", "model")), NamedSharding(mesh, P("model"))

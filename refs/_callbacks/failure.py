@@ -6,11 +6,13 @@ XLA passes on a text only. So the exception is kept here, under a number that th
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, NoReturn
 
+import jax
 import numpy as np
 
 from refs._callbacks.plan import Plan
@@ -35,6 +37,7 @@ class Failure(NamedTuple):
     held: dict[int, np.ndarray]
 
 
+_log = logging.getLogger("refs")
 _failures: dict[int, Failure] = {}
 _numbers = itertools.count(1)
 _MOST = 16  # A limit, as failures in programs of JAX's own `jit` are never fetched.
@@ -43,6 +46,8 @@ _MARK = re.compile(r"refs: failure #(\d+)")
 
 def passed_on(error: BaseException, plan: Plan, roots: Sequence[np.ndarray]) -> BaseException:
     """Keeps a callback's exception; returns the one to raise into XLA instead."""
+    if jax.device_count() > 1:  # Others may wait in a collective for this one, for ever.
+        _log.error("%s raised on one of several devices", plan.spec.describe(), exc_info=error)
     held = {k: np.array(x) for k, x in zip(plan.numbers, roots, strict=False) if k is not None}
     number = next(_numbers)
     while len(_failures) >= _MOST:

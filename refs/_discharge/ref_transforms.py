@@ -99,7 +99,10 @@ def _dim(d: Any, n: Any) -> Any:
 
 
 def _span(d: Any, n: Any) -> Span:
-    return Span(_known(d.start, n), d.size, d.stride)
+    start = _known(d.start, n)
+    if all(map(is_static, (start, n, d.size))) and start + (d.size - 1) * d.stride >= n:
+        start = np.asarray(d.start, np.int32)  # moved so that the block fits, as a traced one is
+    return Span(start, d.size, d.stride)
 
 
 def _known(i: Any, n: Any) -> Any:

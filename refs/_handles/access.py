@@ -296,6 +296,8 @@ def _bind_get(ref: RefLike, index: Index) -> Value:
 
 def _is_only_whole(ref: RefLike, index: Index) -> bool:
     """True if JAX's ref primitives refuse an index that arrays accept: see `_bind_whole`."""
+    if index.has_symbolic_part:
+        return True
     if not _jax.is_on_explicit_mesh(ref):
         return False
     aval = _jax.typeof(ref).inner_aval

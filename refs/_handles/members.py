@@ -199,7 +199,9 @@ def is_local(ref: RefLike) -> bool:
 
 def addressable_shards(ref: RefLike) -> Sequence[jax.Shard]:
     """The parts of the ref on this process's devices; their data are copies, made there."""
-    return _copy_here(ref).addressable_shards
+    if ref.sharding.addressable_devices:
+        return _copy_here(ref).addressable_shards
+    return []  # All parts lie on other processes' devices.
 
 
 def global_shards(ref: RefLike) -> Sequence[jax.Shard]:

@@ -15,7 +15,7 @@ from refs._handles import access
 from refs._handles.making import strong_type
 from refs._handles.ref import Ref
 from refs._types import Buffer, Placement, RefLike, Sharding, Value
-from refs.errors import RefTypeError
+from refs.errors import RefTypeError, RefValueError
 
 
 def reshard(ref: RefLike, sharding: Placement) -> None:
@@ -29,7 +29,8 @@ def reshard(ref: RefLike, sharding: Placement) -> None:
       sharding: a sharding or a device, as for `jax.device_put`.
 
     Raises:
-      RefValueError: if the sharding is one of the host's memory.
+      RefValueError: if somebody has put it on devices of this process, and the sharding is over
+        those of others.
       RefTypeError: if the ref is traced, is one of JAX's own, or lies in a pack's buffer.
       ValueError: JAX's own, if an axis can't be divided so. The ref stays where it is.
 
@@ -55,6 +56,14 @@ def reshard(ref: RefLike, sharding: Placement) -> None:
         raise RefTypeError(
             f"reshard of {access.describe(ref)}, which lies in the buffer of a pack: make a ref "
             "with a buffer of its own, `refs.new_ref(ref[...], sharding=sharding)`"
+        )
+
+    is_of_others = not getattr(sharding, "is_fully_addressable", True)
+    if ref._is_placed and is_of_others and ref.is_fully_addressable:
+        raise RefValueError(
+            f"reshard of {access.describe(ref)} to devices of other processes: somebody has put it "
+            f"on devices of process {jax.process_index()}, and others may have another value. Make "
+            "the same ref in all processes, `refs.new_ref(value, sharding=sharding)`"
         )
 
     def moved(held: list[Buffer]) -> tuple[list[Buffer], None]:

@@ -106,7 +106,8 @@ def block_of(dims: tuple[Any, ...], shape: tuple[int, ...], in_rows: bool = Fals
             rest.append(0)
             if not in_bounds and not is_static(dim):
                 unchecked.append((place, n))
-    stepped = any(isinstance(d, Span) and d.step > 1 and d.size > 1 for d in dims)
+    spans = [d for d in dims if isinstance(d, Span) and d.step > 1]
+    stepped = any(not is_static(d.size) or d.size > 1 for d in spans)
     return Block(
         tuple(starts),
         tuple(sizes),

@@ -143,6 +143,15 @@ class Index(NamedTuple):
         return found
 
     @property
+    def has_symbolic_part(self) -> bool:
+        """Whether index arrays, or a slice of a part of an axis, have a size that is a symbol."""
+        return any(
+            not is_static(d.size) and not d.covers(n)
+            for d, n in zip(self.dims, self.shape, strict=True)
+            if isinstance(d, Span)
+        ) or not all(map(is_static, self.int_shape))
+
+    @property
     def is_whole(self) -> bool:
         """True for `...`: the value is the array itself."""
         return self.is_plain and all(
@@ -338,7 +347,7 @@ def _broadcast_index(i: Value, shape: tuple[int, ...]) -> Value:
 def _int_shape(dims: Sequence[Span | Value]) -> tuple[int, ...]:
     shapes = [np.shape(d) for d in dims if is_array(d)]
     try:
-        return tuple(np.broadcast_shapes(*shapes))
+        return tuple(jnp.broadcast_shapes(*shapes))  # NumPy's takes no symbolic sizes.
     except ValueError:
         raise RefIndexError(
             f"index arrays of shapes {', '.join(map(str, shapes))} do not broadcast together"

@@ -7,6 +7,7 @@ import operator
 from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -203,6 +204,8 @@ def _bound_slice(entry: slice, n: int) -> Reversed | Span:
     if entry == slice(None):  # also for an axis whose size is a symbol
         return Span(0, n)
     try:
+        if not is_static(n):
+            return _symbolic_slice(entry, n)
         start, stop, step = entry.indices(n)
     except (TypeError, jax.errors.TracerIntegerConversionError):
         bounds = (entry.start, entry.stop, entry.step)
@@ -216,6 +219,41 @@ def _bound_slice(entry: slice, n: int) -> Reversed | Span:
     size = max(0, math.ceil((stop - start) / step))
     if size <= 1:  # Direction and step have no meaning.
         return Span(start if size else 0, size)
+    if step > 0:
+        return Span(start, size, step)
+    return Reversed(Span(start + (size - 1) * step, size, -step))
+
+
+def _symbolic_slice(entry: slice, n: Any) -> Reversed | Span:
+    """A slice of an axis whose size is a symbol. What is known of that must tell where it lies.
+
+    Raises:
+      RefIndexError: if it doesn't.
+    """
+    step = 1 if entry.step is None else operator.index(entry.step)
+    if not step:
+        raise ValueError
+    first, end = (0, n) if step > 0 else (n - 1, -1)
+
+    def place(bound: Any, absent: Any) -> Any:
+        if bound is None:
+            return absent
+        bound = bound if jax.export.is_symbolic_dim(bound) else operator.index(bound)
+        return n + bound if bound < 0 else bound
+
+    try:
+        start, stop = place(entry.start, first), place(entry.stop, end)
+        is_inside = start >= 0 and stop <= n if step > 0 else start < n and stop >= -1
+        size = (stop - start + step - 1) // step if step > 0 else (start - stop - step - 1) // -step
+        is_inside = is_inside and size >= (0 if abs(step) == 1 else 1)
+    except jax.errors.InconclusiveDimensionOperation:
+        is_inside = False
+    if not is_inside:
+        shown = ":".join("" if b is None else str(b) for b in (entry.start, entry.stop, entry.step))
+        raise RefIndexError(
+            f"whether `{shown}` lies inside an axis of size {n} isn't known: say so of the symbol, "
+            f"`jax.export.symbolic_shape(..., constraints=['{n} >= 10'])`, or use `jax.ds`"
+        )
     if step > 0:
         return Span(start, size, step)
     return Reversed(Span(start + (size - 1) * step, size, -step))

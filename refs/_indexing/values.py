@@ -41,8 +41,9 @@ def convert(value: Value, dtype: DType) -> Value:
     except OverflowError as error:  # an integer in a list, for which JAX chooses a dtype
         raise RefValueError(f"{error}: give an array of a dtype that holds it") from None
     except (TypeError, ValueError):
+        dtype_of = f", of dtype {value.dtype}," if isinstance(value, np.ndarray) else ""
         raise RefTypeError(
-            f"a value of type {type(value).__name__} is not an array or a number"
+            f"a value of type {type(value).__name__}{dtype_of} is not an array or a number for JAX"
         ) from None
     if value.dtype == dtype:
         return _jax.strong(value)

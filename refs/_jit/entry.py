@@ -120,7 +120,8 @@ class Entry:
             except Exception as error:
                 # JAX asks whether an array is deleted, and then for its layout. Another thread may
                 # write the ref between the two.
-                is_gone = any(x.is_deleted() for x in (*state, *constants))
+                arrays = [x for x in (*state, *constants) if isinstance(x, jax.Array)]
+                is_gone = any(x.is_deleted() for x in arrays)
                 if not (_jax.is_about_deleted(error) and is_gone):
                     raise
 

@@ -30,9 +30,9 @@ from refs._tracing.trace import Call, Trace, ref_type
 from refs._tracing.weak_memo import WeakMemo
 from refs._transactions.calls import in_transaction
 from refs._transactions.nested import call_inside
-from refs._transactions.signature import NO_STATIC, Choice, Static, type_of
+from refs._transactions.signature import NO_STATIC, Choice, Static, dtype_of, type_of
 from refs._transactions.transaction import Transaction
-from refs._types import PyTreeDef, RefLike, Value
+from refs._types import Aval, PyTreeDef, RefLike, Value
 from refs.errors import RefStateError, RefTypeError
 
 
@@ -121,7 +121,7 @@ class Programs:
                 "is: trace, lower or compile it outside"
             )
         traced = entry.trace(args, kwargs) if entry.is_plain else entry.trace(call.flat)
-        return Traced(entry, traced, self._known, call.flat)
+        return Traced(entry, traced, self._fit, call.flat)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The result's shapes and dtypes, as `jax.ShapeDtypeStruct`s; nothing runs."""
@@ -275,12 +275,16 @@ class Programs:
         # Which arguments are also closed over is known only after the trace.
         return next((e for e in self._entries.get(key, ()) if e.fits(call)), None)
 
-    def _known(
-        self, static: Static | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, list[Any]]:
-        """The entry for arguments without the static ones, or None; and their leaves."""
+    @staticmethod
+    def _fit(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, list[Any]]:
+        """Whether a program compiled ahead takes arguments without static ones; and their leaves.
+
+        As in JAX, what it was compiled for is shapes and dtypes; XLA compares the shardings.
+        """
         call = Call.of(args, kwargs)
-        return self._fitting(self._key(static, call), call), call.flat
+        go_along(call.refs, call.flat)
+        fits = call.tree == entry.in_tree and entry.fits(call)
+        return fits and all(map(_is_like, call.flat, entry.argument_types)), call.flat
 
     def _add(self, key: tuple[Any, ...], call: Call, made: Entry | Plain) -> Any:
         entries = self._entries.setdefault(key, [])
@@ -377,6 +381,15 @@ def _kind_of(leaf: Any) -> Any:
     part = part_of(leaf)
     place = part and (part.pack.layout, part.number)
     return ref_type(leaf), sharding_of(leaf), is_ours(leaf), place
+
+
+def _is_like(leaf: Any, aval: Aval) -> bool:
+    if is_ref(leaf):
+        return ref_type(leaf) == aval
+    kind = type_of(leaf)
+    if dtype_of(kind) is None or _jax.is_ref_type(aval):
+        return kind == aval
+    return (kind.shape, kind.dtype) == (aval.shape, dtype_of(aval))
 
 
 def _quick_key(static: Static | None, tree: PyTreeDef, flat: list[Any]) -> tuple[Any, ...]:

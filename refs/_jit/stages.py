@@ -9,14 +9,16 @@ import jax
 
 from refs import _jax
 from refs._buffers.parts import part_of
+from refs._handles.access import describe
 from refs._handles.predicates import is_ref
 from refs._handles.resharding import placement_of
+from refs._jit.picking import RefsDiffer
 from refs._jit.ways import carefully
 from refs._origin import UNKNOWN
 from refs._types import Aval
 from refs.errors import RefTypeError
 
-_Known = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, list[Any]]"]
+_Fit = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[bool, list[Any]]"]
 
 
 class _Stage:
@@ -30,8 +32,8 @@ class _Stage:
       of_jax: JAX's stage of the pure program, whose first arguments are the values of written refs.
     """
 
-    def __init__(self, entry: Any, of_jax: Any, known: _Known):
-        self._entry, self.of_jax, self._known = entry, of_jax, known
+    def __init__(self, entry: Any, of_jax: Any, fit: _Fit):
+        self._entry, self.of_jax, self._fit = entry, of_jax, fit
         told = of_jax if entry.is_plain else entry
         self.args_info, self.in_tree = told.args_info, told.in_tree
         self.out_info, self.out_tree = told.out_info, told.out_tree
@@ -52,8 +54,8 @@ class Traced(_Stage):
       placements: the sharding of each leaf of the arguments; None where nobody has said one.
     """
 
-    def __init__(self, entry: Any, of_jax: Any, known: _Known, given: Sequence[Any]):
-        super().__init__(entry, of_jax, known)
+    def __init__(self, entry: Any, of_jax: Any, fit: _Fit, given: Sequence[Any]):
+        super().__init__(entry, of_jax, fit)
         self.jaxpr = of_jax.jaxpr
         self.effectful_jaxpr = entry.effectful_jaxpr or self.jaxpr
         self.placements = [*map(placement_of, given)]
@@ -80,7 +82,7 @@ class Traced(_Stage):
         lowered = self.of_jax.lower(
             lowering_platforms=lowering_platforms, _private_parameters=_private_parameters
         )
-        return Lowered(self._entry, lowered, self._known)
+        return Lowered(self._entry, lowered, self._fit)
 
 
 class Lowered(_Stage):
@@ -92,8 +94,8 @@ class Lowered(_Stage):
       is_plain: whether the function touches no refs but its own: then it is JAX's.
     """
 
-    def __init__(self, entry: Any, of_jax: Any, known: _Known):
-        super().__init__(entry, of_jax, known)
+    def __init__(self, entry: Any, of_jax: Any, fit: _Fit):
+        super().__init__(entry, of_jax, fit)
         self.is_plain = entry.is_plain
         self.written = []
         if not entry.is_plain:
@@ -111,7 +113,7 @@ class Lowered(_Stage):
     def compile(self, compiler_options: dict[str, Any] | None = None, **keywords: Any) -> Compiled:
         """Compiles for the devices that the refs are on."""
         compiled = self.of_jax.compile(compiler_options, **keywords)
-        return Compiled(self._entry, compiled, self._known)
+        return Compiled(self._entry, compiled, self._fit)
 
 
 class Compiled(_Stage):
@@ -120,14 +122,26 @@ class Compiled(_Stage):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._entry.is_plain:
             return self.of_jax(*args, **kwargs)
-        entry, flat = self._known(self._entry.static, args, kwargs)
-        if entry is not self._entry:
+        fits, flat = self._fit(self._entry, args, kwargs)
+        try:
+            if not fits:
+                raise RefsDiffer
+            return carefully(self._entry, flat, self.of_jax)
+        except RefsDiffer:
             raise RefTypeError(
                 "a compiled function was called with arguments of other types, or other aliases "
                 "among its refs, than it was compiled for, or with static ones, which it has "
                 f"already{self._packed(flat)}{self._differences(args, kwargs)}"
-            )
-        return carefully(entry, flat, self.of_jax)
+            ) from None
+        except ValueError as error:
+            if "sharding" in str(error):  # XLA's arguments have names of their own.
+                refs = self._entry.arguments
+                picked = {"state": refs.written_of(flat), "constants": refs.read_of(flat)}
+                names = [
+                    f"{k}[{n}]: {describe(r)}" for k, x in picked.items() for n, r in enumerate(x)
+                ]
+                error.add_note("\n".join(["The arguments that are values of refs:", *names]))
+            raise
 
     def _packed(self, flat: list[Any]) -> str:
         is_packed = self._entry.arguments.packing.selections

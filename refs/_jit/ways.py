@@ -254,8 +254,10 @@ def _note_other_processes(error: BaseException, written: Sequence[RefLike]) -> N
         error.add_note(
             f"This is what happened in process {jax.process_index()}: its parts of "
             f"{', '.join(map(describe, shared))} keep their old values. Other processes, in which "
-            "nothing failed, have written theirs. Restore a checkpoint, or let all processes "
-            "agree: return from the callback whether it succeeded, and write only if all have"
+            "nothing failed, have written theirs, or wait in a collective for this one. End all "
+            "processes, and start them again from a checkpoint. What can fail in one of them, a "
+            "callback for instance, must not raise: let it return whether it succeeded, and write "
+            "only if it has in all"
         )
 
 

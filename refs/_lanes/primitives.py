@@ -161,7 +161,7 @@ def _of_all_lanes(indexer: Any, value: Value, size: int) -> tuple[Index, Value]:
             value = jnp.broadcast_to(value, int_shape)[None]
         else:
             value = jnp.moveaxis(value, axis, 0)
-        return _reshape(value, len(value), int_shape, tail)
+        return _reshape(value, value.shape[0], int_shape, tail)
 
     before: list[Any] = []
     after: list[Any] = []

@@ -64,6 +64,7 @@ def test_a_callback_that_fails_on_one_process():
     assert here["error"].startswith("CallbackError: io_callback of `check`")
     [note] = here["notes"]
     assert note.startswith("This is what happened in process 1: its parts of ref `r` (created at ")
+    assert "End all processes" in note
     assert here["r"] == [[1, 1], [1, 1]]
     assert here["total"] == 1
     # That process can't know: so the page says it.

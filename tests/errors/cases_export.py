@@ -92,3 +92,29 @@ def exported_program_with_other_aliases(r, i):
 )
 def exported_program_with_a_ref_of_another_type(r, i):
     refs.export.call(refs.export.export(add)(r, refs.new_ref(X)))(r, i)
+
+
+@raises(
+    errors.RefTypeError,
+    "export.call of a bytes: it takes a jax.export.Exported. Of what `serialize` has given, "
+    "`refs.export.deserialize(blob)` makes one",
+)
+def call_of_what_is_serialized(r, i):
+    refs.export.call(b"")
+
+
+@raises(
+    errors.RefIndexError,
+    "get of a ref (created at FILE:N): whether `0:10:` lies inside an axis of size b isn't known: "
+    "say so of the symbol, `jax.export.symbolic_shape(..., constraints=['b >= 10'])`, or use "
+    "`jax.ds`",
+)
+def slice_of_a_symbolic_axis(r, i):
+    (b,) = jax.export.symbolic_shape("b")
+    refs.jit(lambda w: w[0:10]).trace(jax.ShapeDtypeStruct((b,), X.dtype, is_ref=True))
+
+
+@raises(errors.RefValueError, "get of a ref (created at FILE:N): the step of a slice can't be 0")
+def slice_of_a_symbolic_axis_without_a_step(r, i):
+    (b,) = jax.export.symbolic_shape("b")
+    refs.jit(lambda w: w[::0]).trace(jax.ShapeDtypeStruct((b,), X.dtype, is_ref=True))

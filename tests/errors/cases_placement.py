@@ -94,3 +94,16 @@ def address_of_several_parts(r, i):
         r.unsafe_buffer_pointer()
     finally:
         r._sharding = None
+
+
+@raises(
+    errors.RefValueError,
+    "reshard of ref `placed` (created at FILE:N) to devices of other processes: somebody has put "
+    "it on devices of process 0, and others may have another value. Make the same ref in all "
+    "processes, `refs.new_ref(value, sharding=sharding)`",
+)
+def reshard_of_a_local_ref_to_other_processes(r, i):
+    class OfOthers:
+        is_fully_addressable = False
+
+    refs.reshard(refs.new_ref(X, sharding=jax.devices()[0], name="placed"), OfOthers())

@@ -109,7 +109,7 @@ def complex_into_real(r, i):
 
 @raises(
     errors.RefTypeError,
-    "set of ref `r` (created at FILE:N): a value of type str is not an array or a number",
+    "set of ref `r` (created at FILE:N): a value of type str is not an array or a number for JAX",
 )
 def value_that_is_no_array(r, i):
     r[0] = "text"

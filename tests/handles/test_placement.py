@@ -218,6 +218,42 @@ def test_compiled_ahead(split, whole):
 
 
 @several
+def test_compiled_ahead_of_a_counter_that_goes_along(split, whole):
+    state = refs.tree.new_ref({"w": X, "step": np.int32(0)}, sharding={"w": split, "step": None})
+    f = refs.jit(lambda s: step(s["w"], s["step"]))
+    compiled = f.lower(refs.tree.abstract(state)).compile()
+    compiled(state)
+    np.testing.assert_array_equal(state["w"], X + 1)
+    assert state["step"][...] == 1
+    assert lies_at(state["step"], whole)
+
+
+@several
+def test_compiled_functions_take_what_jax_takes(mesh, split):
+    def add(w, x):
+        w[...] += x
+
+    w = refs.new_ref(X, sharding=split, name="w")
+    x = jax.device_put(X, split)
+    abstract = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    expected = X.copy()
+    calls = [(refs.jit(add, in_shardings=(None, split)), abstract, x)]
+    if not mesh.explicit_axes:
+        calls += [(refs.jit(add), jnp.asarray(X), x), (refs.jit(add), x, X)]
+    for f, given, argument in calls:
+        f.lower(w, given).compile()(w, argument)
+        expected += X
+        np.testing.assert_array_equal(w, expected)
+    compiled = refs.jit(add).lower(w, x).compile()
+    refs.reshard(w, jax.devices()[0])
+    with pytest.raises((ValueError, TypeError)) as info:
+        compiled(w, jax.device_put(x, jax.devices()[0]))
+    if not mesh.explicit_axes:
+        assert re.search(r"state\[0\]: ref `w` \(created at", info.value.__notes__[-1])
+    np.testing.assert_array_equal(w, expected)
+
+
+@several
 def test_a_placed_ref_stays(split):
     state = refs.new_ref(X, sharding=split, name="state")
     count = refs.new_ref(0, sharding=jax.devices()[2], name="count")

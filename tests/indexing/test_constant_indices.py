@@ -102,3 +102,23 @@ def test_an_index_that_is_computed_twice_in_many_steps():
 
     refs.jit(step)(jnp.int32(7))
     assert r[...].sum() == 1.0
+
+
+@pytest.mark.parametrize("start", [14, -3, 99, -99, 5])
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_block_at_a_constant_is_moved_as_one_at_a_variable(start, size):
+    def both(r, start):
+        r.at[jax.ds(start, size)].add(100)
+        return r[jax.ds(start, size)]
+
+    found = []
+    for program in (
+        lambda r: both(r, jnp.int32(start)),
+        refs.jit(lambda r: both(r, jnp.int32(start))),
+        lambda r: refs.jit(both)(r, jnp.int32(start)),
+    ):
+        r = refs.new_ref(jnp.arange(16))
+        found.append([np.array(program(r)), np.array(r)])
+    for value, ref in found[1:]:
+        np.testing.assert_array_equal(value, found[0][0])
+        np.testing.assert_array_equal(ref, found[0][1])

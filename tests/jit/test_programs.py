@@ -3,6 +3,7 @@
 import functools
 import gc
 import inspect
+import re
 import weakref
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import refs
+from refs import errors
 from tests.processes import run_with_devices
 
 
@@ -316,3 +318,21 @@ def test_what_nobody_needs_is_not_compiled(f):
 
     refs.jit(with_a_callback)(1, 2)
     assert seen == [1]
+
+
+@pytest.mark.parametrize("kind", [errors.RefStateError, errors.MissingRuleError])
+def test_errors_for_abstract_refs_are_those_for_refs(kind):
+    def frozen(w):
+        refs.freeze(w)
+
+    def solved(w):
+        return jax.lax.custom_linear_solve(lambda x: w[...] * x, jnp.ones(3), lambda solve, b: b)
+
+    f = {errors.RefStateError: frozen, errors.MissingRuleError: solved}[kind]
+    abstract = jax.ShapeDtypeStruct((3,), jnp.float32, is_ref=True)
+    texts = []
+    for w in (refs.new_ref(jnp.ones(3)), abstract):
+        with pytest.raises(kind) as info:
+            refs.jit(f).lower(w)
+        texts.append(re.sub(r"ref \(.*?\)", "ref", str(info.value)))
+    assert texts[0] == texts[1]

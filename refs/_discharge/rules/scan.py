@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -43,11 +44,12 @@ def discharge_scan(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]
     if has_rows and not p.length:  # There are no rows to trace the body with.
         return [*init, *(_jax.zeros_like_aval(v.aval) for v in eqn.outvars[p.num_carry :])]
     index = jnp.arange(p.length, dtype=jnp.int32) if has_rows else None
+    scanned = (index, split(xs))
     (carry, state), ys = lax.scan(
         step,
         (init, scope.state),
-        (index, split(xs)),
-        length=p.length,
+        scanned,
+        length=None if jax.tree.leaves(scanned) else p.length,  # It may be a symbol.
         reverse=p.reverse,
         unroll=p.unroll,
     )
