@@ -27,6 +27,8 @@ _WORDS = {
 
 def what_is_said(error: BaseException) -> str | None:
     """The name of an error in `_WORDS`, or None."""
+    if isinstance(error, FloatingPointError):  # It names the operation, which may be a reshard.
+        return None
     said = str(error)
     return next((name for words, name in _WORDS.items() if words in said), None)
 

@@ -254,6 +254,14 @@ def test_compiled_functions_take_what_jax_takes(mesh, split):
 
 
 @several
+def test_a_nan_is_the_error_of_a_nan(split):
+    r = refs.new_ref(X, sharding=split)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        r.at[0].set(np.nan)
+    np.testing.assert_array_equal(r, X)
+
+
+@several
 def test_a_placed_ref_stays(split):
     state = refs.new_ref(X, sharding=split, name="state")
     count = refs.new_ref(0, sharding=jax.devices()[2], name="count")
