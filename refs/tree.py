@@ -133,7 +133,7 @@ def get(tree: PyTree) -> PyTree:
     >>> refs.tree.get({"w": refs.new_ref(1.5), "act": "relu"})
     {'act': 'relu', 'w': Array(1.5, dtype=float32)}
     """
-    return _each_once(tree, lambda refs: _all(refs, several.values_of, access.get), "get")
+    return _each_once(tree, _values, "get")
 
 
 def set(tree: PyTree, values: PyTree) -> None:
@@ -207,8 +207,7 @@ def copy(tree: PyTree) -> PyTree:
     """
 
     def copied(refs: Sequence[RefLike]) -> list[RefLike]:
-        values = _all(refs, several.values_of, access.get)
-        return [making.like(ref, x) for ref, x in zip(refs, values, strict=True)]
+        return [making.like(ref, x) for ref, x in zip(refs, _values(refs), strict=True)]
 
     return _each_once(tree, copied, "copy")
 
@@ -285,12 +284,8 @@ def _are_here(refs: Sequence[RefLike]) -> bool:
     return _jax.at_top_level() and all(map(is_concrete, refs))
 
 
-def _all(
-    refs: Sequence[RefLike],
-    together: Callable[[Sequence[RefLike]], list[Any]],
-    each: Callable[[RefLike], Any],
-) -> list[Any]:
-    return together(refs) if _are_here(refs) else [*map(each, refs)]
+def _values(refs: Sequence[RefLike]) -> list[Value]:
+    return several.values_of(refs) if _are_here(refs) else [*map(access.get, refs)]
 
 
 def _filled(tree: PyTree, refs: Sequence[RefLike], found: Sequence[Any]) -> PyTree:
