@@ -164,6 +164,11 @@ SYMBOLIC = {
         ("b", 3),
         [("b", jnp.float32)],
     ),
+    "half": (
+        lambda w: (w[w.shape[0] // 2 :].sum(), w.at[w.shape[0] // 2 :].add(1))[0],
+        ("b", 3),
+        [],
+    ),
     "shape": (lambda w: jnp.zeros(w.shape).sum(), ("b", 3), []),
 } | {
     f"slice {s.start}:{s.stop}:{s.step}": (
@@ -179,6 +184,8 @@ SYMBOLIC = {
         slice(-2, None, -1),
         slice(0, 1),
         slice(1, -1, 3),
+        slice(-3, None),
+        slice(-3, -1),
     )
 }
 

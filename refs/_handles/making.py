@@ -79,6 +79,8 @@ def new_ref(
             init_val = _jax.place_in_trace(init_val, sharding)
         traced = _jax.new_ref(init_val, memory_space=memory_space, kind=kind, **pinned)
         return _retyped(traced, origin)
+    is_key = isinstance(init_val, jax.Array) and _jax.is_key(init_val.dtype)
+    check_memory(is_key, sharding or getattr(init_val, "sharding", None), origin)
     if sharding is not None:
         init_val, copy = _jax.place(init_val, sharding, copy), False
         memory_space = _jax.memory_space(init_val)
@@ -133,6 +135,7 @@ def empty_ref(
         return new_ref(zeros, memory_space=memory_space, name=name, sharding=place)
     if isinstance(place, jax.P):  # over the mesh in force, as `jax.device_put` takes it
         place = jax.NamedSharding(jax.sharding.get_mesh(), place)
+    check_memory(_jax.is_key(ty.dtype), place, Origin(name, user_site()))
     zeros = _jax.zeros(ty.shape, ty.dtype, place)
     return new_ref(zeros, memory_space=memory_space, copy=False, name=name)
 
@@ -183,6 +186,15 @@ def adopt(value: jax.Array, origin: Origin) -> Ref:
 @functools.lru_cache(maxsize=4096)
 def _type_of_new(aval: Aval, origin: Origin) -> RefType:
     return RefType.of(_jax.AbstractRef(aval, _jax.memory_space(aval)), origin)
+
+
+def check_memory(is_key: bool, sharding: Placement | None, origin: Origin) -> None:
+    """Refuses a key in the host's memory: JAX's types of keys don't say where they are."""
+    if is_key and _jax.is_of_host(sharding):
+        raise RefTypeError(
+            f"{origin.describe()}, a PRNG key, in the host's memory, where JAX can't tell it from "
+            "one in the device's: leave it there, `sharding.with_memory_kind('device')`"
+        )
 
 
 def strong_type(aval: Aval, origin: Origin) -> RefType:

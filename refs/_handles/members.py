@@ -218,7 +218,7 @@ def _copy_here(ref: RefLike) -> jax.Array:
     """The ref's value in memory of its own; other processes needn't take part."""
 
     def copied(buffer: jax.Array, _: None) -> jax.Array:
-        parts = [_jax.copy_of(shard.data) for shard in buffer.addressable_shards]
+        parts = [_jax.copy_of_part(shard) for shard in buffer.addressable_shards]
         return jax.make_array_from_single_device_arrays(buffer.shape, buffer.sharding, parts)
 
     if ref._part is not None:

@@ -12,7 +12,7 @@ from refs._buffers import exchange
 from refs._buffers.handles import is_ours
 from refs._buffers.signals import defer
 from refs._handles import access
-from refs._handles.making import strong_type
+from refs._handles.making import check_memory, strong_type
 from refs._handles.ref import Ref
 from refs._types import Buffer, Placement, RefLike, Sharding, Value
 from refs.errors import RefTypeError, RefValueError
@@ -58,6 +58,7 @@ def reshard(ref: RefLike, sharding: Placement) -> None:
             "with a buffer of its own, `refs.new_ref(ref[...], sharding=sharding)`"
         )
 
+    check_memory(_jax.is_key(ref.dtype), sharding, ref._aval.origin)
     is_of_others = not getattr(sharding, "is_fully_addressable", True)
     if ref._is_placed and is_of_others and ref.is_fully_addressable:
         raise RefValueError(

@@ -254,6 +254,6 @@ def _symbolic_slice(entry: slice, n: Any) -> Reversed | Span:
             f"whether `{shown}` lies inside an axis of size {n} isn't known: say so of the symbol, "
             f"`jax.export.symbolic_shape(..., constraints=['{n} >= 10'])`, or use `jax.ds`"
         )
-    if step > 0:
-        return Span(start, size, step)
-    return Reversed(Span(start + (size - 1) * step, size, -step))
+    first = start if step > 0 else start + (size - 1) * step
+    span = Span(first if is_static(first) else jnp.asarray(first), size, abs(step))
+    return span if step > 0 else Reversed(span)

@@ -38,6 +38,7 @@ def convert(value: Value, dtype: DType) -> Value:
     try:
         # JAX would read NumPy's array when the caller may have changed it.
         value = _jax.as_array(value.copy() if isinstance(value, np.ndarray) else value)
+        value = _jax.in_device_memory(value)  # That of a ref in the host's memory is moved later.
     except OverflowError as error:  # an integer in a list, for which JAX chooses a dtype
         raise RefValueError(f"{error}: give an array of a dtype that holds it") from None
     except (TypeError, ValueError):

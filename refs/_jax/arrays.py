@@ -13,8 +13,8 @@ from refs._jax.names import is_key, is_on_explicit_mesh
 from refs._types import Buffer, DType, Placement, Sharding, Value
 
 __all__ = [
-    "commit", "copy_of", "in_device_memory", "in_memory_of", "is_in_host_memory", "memory_space",
-    "place", "place_in_trace", "zeros",
+    "commit", "copy_of", "copy_of_part", "in_device_memory", "in_memory_of", "is_in_host_memory",
+    "is_of_host", "memory_space", "place", "place_in_trace", "zeros",
 ]  # fmt: skip
 
 
@@ -38,13 +38,28 @@ def place(x: Value, sharding: Placement, copy: bool) -> Buffer:
     if isinstance(x, np.ndarray | np.generic):
         return _from_numpy(x, sharding)
     # A part may be the very memory of what is put there, whatever `may_alias` is.
-    placed = jax.device_put(copy_of(x) if copy else x, sharding)
+    placed = _moved(copy_of(x) if copy else x, sharding)
     device = placed.sharding
     if is_on_explicit_mesh(placed) and isinstance(device, jax.sharding.SingleDeviceSharding):
         # JAX leaves the explicit mesh from which the array came in its type.
         part = placed.addressable_data(0)
         return jax.make_array_from_single_device_arrays(placed.shape, device, [part])
     return placed
+
+
+def _moved(x: jax.Array, sharding: Placement) -> jax.Array:
+    if isinstance(sharding, jax.Device):
+        sharding = jax.sharding.SingleDeviceSharding(sharding)
+    if is_of_host(x.sharding) != is_of_host(sharding) or is_of_host(sharding):
+        # JAX moves an array to other devices, or to another memory, but not always at once.
+        x = jax.device_put(x, x.sharding.with_memory_kind("device"))
+        x = jax.device_put(x, sharding.with_memory_kind("device"))
+    return jax.device_put(x, sharding)
+
+
+def is_of_host(sharding: Placement | None) -> bool:
+    """Whether a sharding is one of the host's memory."""
+    return getattr(sharding, "memory_kind", None) not in (None, "device")
 
 
 def _from_host(x: jax.Array, sharding: Sharding) -> jax.Array:
@@ -68,6 +83,14 @@ def copy_of(x: jax.Array) -> jax.Array:
         return jax.numpy.copy(x)
 
 
+def copy_of_part(shard: jax.Shard) -> jax.Array:
+    """A copy of the part of an array on one of this process's devices."""
+    x = shard.data
+    if not is_of_host(x.sharding):
+        return copy_of(x)
+    return jax.device_put(np.array(x), x.sharding)  # JAX takes its type for one on the device.
+
+
 def place_in_trace(x: Value, sharding: Placement) -> Value:
     """A traced array under another sharding."""
     if isinstance(sharding, jax.P):
@@ -79,7 +102,7 @@ def place_in_trace(x: Value, sharding: Placement) -> Value:
 
 def zeros(shape: tuple[int, ...], dtype: DType, sharding: Placement | None) -> jax.Array:
     """Zeros under a sharding: each device makes its own part."""
-    if getattr(sharding, "memory_kind", None) in (None, "device"):
+    if not is_of_host(sharding):
         return jax.numpy.zeros(shape, dtype, device=sharding)
     # JAX can't make them in the host's memory; on the device there may be no room.
     return copy_of(jax.device_put(np.zeros(shape, dtype), sharding))

@@ -157,7 +157,9 @@ class Compiled(_Stage):
         lines = [":"]
         for (path, x), aval in zip(given, self._entry.argument_types, strict=True):
             was, found = _described(aval), _described(_jax.typeof(x))
-            if found != was:
+            lies_elsewhere = is_ref(x) and _jax.typeof(x) != aval and found == was
+            if found.lstrip("~") != was.lstrip("~") or lies_elsewhere:
+                found += ", which lies elsewhere" if lies_elsewhere else ""
                 name = ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
                 lines.append(f"Argument {name} compiled with {was} and called with {found}")
         return "\n".join(lines) if len(lines) > 1 else ""

@@ -174,7 +174,7 @@ class Transaction:
             self.aim(cells, list(self.touch_of), targets)
         context = Context(differentiated=targets is not None, held=self.held)
         new, rest = self.run_cells(cells, leaves, context, captured)
-        return [*map(_jax.in_memory_of, given, new)], rest
+        return [*map(_jax.in_memory_of, given, map(_jax.in_device_memory, new))], rest
 
     @staticmethod
     def cells(slots: Sequence[Slot], values: Sequence[Value] | None = None) -> dict[Slot, Cell]:

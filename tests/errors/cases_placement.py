@@ -107,3 +107,12 @@ def reshard_of_a_local_ref_to_other_processes(r, i):
         is_fully_addressable = False
 
     refs.reshard(refs.new_ref(X, sharding=jax.devices()[0], name="placed"), OfOthers())
+
+
+@raises(
+    errors.RefTypeError,
+    "ref `k` (created at FILE:N), a PRNG key, in the host's memory, where JAX can't tell it from "
+    "one in the device's: leave it there, `sharding.with_memory_kind('device')`",
+)
+def key_in_host_memory(r, i):
+    refs.new_ref(jax.random.key(0), sharding=HOST, name="k")

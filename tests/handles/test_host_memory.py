@@ -10,6 +10,7 @@ from jax import NamedSharding, P, lax
 from jax.sharding import AxisType, SingleDeviceSharding
 
 import refs
+from refs.errors import RefTypeError
 from tests.placement import N
 from tests.processes import run_again_with_devices
 
@@ -177,6 +178,75 @@ def test_loops_gradients_and_lanes():
     refs.vmap(lambda r, x: r.addupdate(x))(r, jnp.ones(16))
     np.testing.assert_array_equal(r, 2 * X + 2)
     assert is_there(r, one())
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, refs.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_a_value_in_host_memory_is_written_anywhere(host, place, wrap):
+    r = refs.new_ref(X, sharding=host if place == "host" else host.with_memory_kind("device"))
+    value = jax.device_put(X + 1, host)
+
+    def write(r, value):
+        r[...] = value
+        r.addupdate(value)
+
+    wrap(write)(r, value)
+    np.testing.assert_array_equal(r, 2 * X + 2)
+    wrap(lambda r, x: r.__setitem__(0, x))(r, jax.device_put(np.float32(7), one()) if N == 1 else 7)
+    np.testing.assert_array_equal(np.asarray(r)[0], 7)
+    assert r.sharding.memory_kind == ("pinned_host" if place == "host" else "device")
+
+
+def test_a_compiled_function_says_which_ref_lies_elsewhere():
+    r, other = refs.new_ref(X, sharding=one()), refs.new_ref(X, sharding=jax.devices()[0])
+    compiled = refs.jit(lambda r, x: r.addupdate(x)).lower(r, 1.0).compile()
+    compiled(r, np.float32(1))
+    with pytest.raises(RefTypeError) as info:
+        compiled(other, np.float32(1))
+    assert str(info.value).endswith(
+        ":\nArgument args[0] compiled with Ref{float32[16]} and called with Ref{float32[16]}, which "
+        "lies elsewhere"
+    )
+
+
+def test_keys_stay_on_the_device():
+    key = jax.random.key(0)
+    k = refs.new_ref(key)
+    for make in (
+        lambda: refs.new_ref(key, sharding=one()),
+        lambda: refs.new_ref(jax.device_put(key, one())),
+        lambda: refs.empty_ref(jax.eval_shape(lambda: key), sharding=one()),
+        lambda: refs.reshard(k, one()),
+    ):
+        with pytest.raises(RefTypeError, match="a PRNG key, in the host's memory"):
+            make()
+    assert k[...] == key
+
+
+def test_moved_from_anywhere_to_anywhere():
+    device = jax.devices()[-1]
+    places = [one(), device, SingleDeviceSharding(device)]
+    if N == 8:
+        for kind in KINDS:
+            split = over_mesh(kind)
+            whole = NamedSharding(split.mesh, P(), memory_kind="pinned_host")
+            places += [split, whole, *(s.with_memory_kind("device") for s in (split, whole))]
+    for a in places:
+        for b in places:
+            r = refs.new_ref(X, sharding=a)
+            refs.reshard(r, b)
+            refs.tree.set(r, refs.new_ref(X + 1, sharding=a)[...])
+            np.testing.assert_array_equal(r, X + 1)
+            kind = getattr(b, "memory_kind", "device")
+            assert r.sharding.memory_kind == kind
+            np.testing.assert_array_equal(refs.new_ref(refs.freeze(r), sharding=a), X + 1)
+
+
+def test_its_parts(host):
+    r = refs.new_ref(X, sharding=host)
+    for shard in (*r.addressable_shards, *r.global_shards):
+        np.testing.assert_array_equal(shard.data, X[shard.index])
+    np.testing.assert_array_equal(r.addressable_data(0), X[r.addressable_shards[0].index])
 
 
 def test_a_callback_is_given_the_values():
