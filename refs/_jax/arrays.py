@@ -85,7 +85,7 @@ def copy_of(x: jax.Array) -> jax.Array:
 
 def copy_of_part(shard: jax.Shard) -> jax.Array:
     """A copy of the part of an array on one of this process's devices."""
-    x = shard.data
+    x: Any = shard.data
     if not is_of_host(x.sharding):
         return copy_of(x)
     return jax.device_put(np.array(x), x.sharding)  # JAX takes its type for one on the device.

@@ -204,8 +204,8 @@ def test_a_compiled_function_says_which_ref_lies_elsewhere():
     with pytest.raises(RefTypeError) as info:
         compiled(other, np.float32(1))
     assert str(info.value).endswith(
-        ":\nArgument args[0] compiled with Ref{float32[16]} and called with Ref{float32[16]}, which "
-        "lies elsewhere"
+        ":\nArgument args[0] compiled with Ref{float32[16]} and called with Ref{float32[16]}, "
+        "which lies elsewhere"
     )
 
 
