@@ -229,7 +229,7 @@ def test_compiled_ahead_of_a_counter_that_goes_along(split, whole):
 
 
 @several
-def test_compiled_functions_take_what_jax_takes(mesh, split):
+def test_compiled_functions_take_what_jax_takes(mesh, split, whole):
     def add(w, x):
         w[...] += x
 
@@ -245,11 +245,14 @@ def test_compiled_functions_take_what_jax_takes(mesh, split):
         expected += X
         np.testing.assert_array_equal(w, expected)
     compiled = refs.jit(add).lower(w, x).compile()
-    refs.reshard(w, jax.devices()[0])
+    refs.reshard(w, whole)
     with pytest.raises((ValueError, TypeError)) as info:
-        compiled(w, jax.device_put(x, jax.devices()[0]))
+        compiled(w, x)
     if not mesh.explicit_axes:
         assert re.search(r"state\[0\]: ref `w` \(created at", info.value.__notes__[-1])
+    refs.reshard(w, jax.devices()[0])
+    with pytest.raises(RefTypeError, match=r"Argument args\[0\] compiled with"):
+        compiled(w, jax.device_put(x, jax.devices()[0]))
     np.testing.assert_array_equal(w, expected)
 
 
