@@ -330,5 +330,9 @@ def _difference(tree: PyTree, values: PyTree) -> str:
 def _fitted(ref: RefLike, value: Value, doing: str) -> Value:
     with access.blamed(f"tree.{doing}", ref):
         value = fit(value, ref.shape, ref.dtype)
-    is_here = _jax.at_top_level() and is_concrete(ref)
-    return _jax.place(value, ref.sharding, copy=False) if is_here else value
+    if not _are_here([ref]):
+        return value
+    place = ref.sharding
+    if _jax.is_of_host(place):  # Values are written from the device's memory.
+        place = place.with_memory_kind("device")
+    return _jax.place(value, place, copy=False)

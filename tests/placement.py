@@ -4,6 +4,8 @@ import jax
 import numpy as np
 import pytest
 
+import refs
+
 X = np.arange(16.0, dtype=np.float32)
 N = jax.device_count()
 several = pytest.mark.skipif(N != 8, reason="runs again in a process with eight devices")
@@ -21,3 +23,13 @@ def lies_at(ref, sharding):
         and {s.device for s in shards} == sharding.device_set
         and all(np.array_equal(s.data, np.asarray(ref)[s.index]) for s in shards)
     )
+
+
+def addresses(tree):
+    """Those of all parts of all refs of a tree."""
+    with refs.tree.borrow(tree) as arrays:
+        return [
+            shard.data.unsafe_buffer_pointer()
+            for x in jax.tree.leaves(arrays)
+            for shard in x.addressable_shards
+        ]

@@ -13,6 +13,7 @@ from jax.sharding import AxisType
 import refs
 from refs.errors import RefTypeError
 from refs.testing import assert_in_place
+from tests.placement import addresses
 from tests.processes import run_with_devices
 
 X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
@@ -265,16 +266,12 @@ def call(folder):
     x = jax.device_put(np.arange(128.0, dtype=np.float32).reshape(16, 8) / 128, split)
     g = refs.jit(train)
 
-    def shards():
-        with refs.tree.borrow(its["w"]) as w:
-            return [s.data.unsafe_buffer_pointer() for s in w.addressable_shards]
-
-    where = shards()
+    where = addresses(its["w"])
     for k in range(5):
         assert f(its, x) == g(mine, x) == k + 1
     np.testing.assert_array_equal(its["w"], mine["w"])
     assert its["w"].sharding.is_equivalent_to(split, 2)
-    assert shards() == where
+    assert addresses(its["w"]) == where
     print("called")
 
 

@@ -12,6 +12,7 @@ from jax.sharding import AxisType
 
 import refs
 from refs.errors import RefStateError, RefTypeError, RefValueError
+from tests.placement import addresses
 from tests.processes import run_again_with_devices
 
 N = jax.device_count()
@@ -273,15 +274,7 @@ def test_sharded_trees(kind):
     assert described["c"].sharding == whole  # it goes along
     assert refs.tree.abstract(state, sharding=whole)["c"].sharding == whole
 
-    def shards():
-        with refs.tree.borrow(state["a"]) as arrays:
-            return [
-                s.data.unsafe_buffer_pointer()
-                for x in jax.tree.leaves(arrays)
-                for s in x.addressable_shards
-            ]
-
-    where = shards()
+    where = addresses(state["a"])
     compiled = refs.jit(lambda s: [r.addupdate(0) for r in jax.tree.leaves(s)]).lower(described)
     assert "all-gather" not in compiled.compile().as_text()
     empty = refs.tree.empty_ref(described, sharding={"a": None, "c": jax.devices()[1]})
@@ -292,7 +285,7 @@ def test_sharded_trees(kind):
         new = jax.tree.map(lambda x, place=place: place(x + 1), tree)
         refs.tree.set(state, new)
         same(state, jax.tree.map(lambda x: jnp.asarray(x + 1), tree))
-        assert shards() == where
+        assert addresses(state["a"]) == where
         assert state["a"]["w"].sharding.is_equivalent_to(split, 1)
     other = refs.tree.copy(state)
     assert other["a"]["w"].sharding.is_equivalent_to(split, 1)
@@ -336,19 +329,11 @@ def test_the_shards_of_a_training_state_stay_for_a_thousand_steps():
         state["count"][...] += 1
         return value
 
-    def shards():
-        with refs.tree.borrow(state) as arrays:
-            return [
-                s.data.unsafe_buffer_pointer()
-                for x in jax.tree.leaves(arrays)
-                for s in x.addressable_shards
-            ]
-
     x = jax.device_put(np.ones((8, 8), np.float32), NamedSharding(mesh, P("data")))
-    first, where = step(state, x), shards()
+    first, where = step(state, x), addresses(state)
     for _ in range(1000):
         # Programs of the CPU's devices wait for each other: a few in flight can take all threads.
         last = step(state, x).block_until_ready()
-    assert shards() == where
+    assert addresses(state) == where
     assert state["count"][...] == 1001
     assert last < 1e-3 * first

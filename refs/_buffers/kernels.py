@@ -160,7 +160,7 @@ def _updater(
         held: list[Buffer], operands: list[Value], value: Value
     ) -> tuple[list[Buffer], Value | None]:
         index, given = skeleton.join(operands), _jax.wrap_keys(held[0], dtype)
-        x, value = _jax.in_device_memory(given), jax.tree.map(_jax.in_device_memory, value)
+        x = _jax.in_device_memory(given)
         old = _jax.unwrap_keys(index.read(x)) if method == "swap" else None
         new = index.update(x, "set" if method == "swap" else method, value)
         new = _jax.in_memory_of(given, new)

@@ -51,7 +51,7 @@ def handle_or_abstract(leaf: Value | RefLike) -> Value | RefLike:
     """
     if type(leaf) is not jax.ShapeDtypeStruct or not leaf.is_ref:
         return leaf
-    if getattr(leaf.sharding, "memory_kind", None) not in (None, "device"):
+    if _jax.is_of_host(leaf.sharding):
         raise RefTypeError(
             f"{leaf} stands for a ref in the host's memory, which JAX's types of arguments don't "
             "tell from the device's: pass the ref itself, `refs.empty_ref(...)`"

@@ -50,7 +50,7 @@ def place(x: Value, sharding: Placement, copy: bool) -> Buffer:
 def _moved(x: jax.Array, sharding: Placement) -> jax.Array:
     if isinstance(sharding, jax.Device):
         sharding = jax.sharding.SingleDeviceSharding(sharding)
-    if is_of_host(x.sharding) != is_of_host(sharding) or is_of_host(sharding):
+    if is_of_host(x.sharding) or is_of_host(sharding):
         # JAX moves an array to other devices, or to another memory, but not always at once.
         x = jax.device_put(x, x.sharding.with_memory_kind("device"))
         x = jax.device_put(x, sharding.with_memory_kind("device"))

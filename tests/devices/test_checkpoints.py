@@ -36,7 +36,6 @@ def assert_equal(state, expected):
 def test_orbax_saves_what_was_there_and_restores_in_place(tmp_path, checkpointer):
     state = make()
     saved = values(state)
-    where = state["w"].unsafe_buffer_pointer()
     with checkpointer() as c:
         with refs.tree.borrow(state) as arrays:
             c.save(tmp_path / "state", arrays)

@@ -6,45 +6,23 @@ Each process runs this file. It prints one JSON object, which `start` returns.
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
 import time
-from pathlib import Path
+
+from tests.processes import run_together
 
 N_DEVICES = 4  # of all processes together
 
 
 def start(what, n_processes, n_devices=N_DEVICES, timeout=240, **options):
     """What each of the processes says: `(exit status, what it printed, its seconds)`."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    begun = time.monotonic()
-    processes = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.devices.training", what, address),
-                *map(str, (n_processes, k, n_devices // n_processes, json.dumps(options))),
-            ],
-            cwd=Path(__file__).parents[2],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for k in range(n_processes)
-    ]
+    given = str(n_devices // n_processes), json.dumps(options)
+    command = ("-m", "tests.devices.training", what, *given)
     found = []
-    try:
-        for p in processes:
-            out, err = p.communicate(timeout=timeout)
-            # Gloo prints, too.
-            said = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-            told = {"stderr": err[-3000:]} | (said[0] if said else {})
-            found.append((p.returncode, told, time.monotonic() - begun))
-    finally:
-        for p in processes:
-            p.kill()
+    for status, out, err, seconds in run_together(n_processes, *command, timeout=timeout):
+        # Gloo prints, too.
+        said = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        found.append((status, {"stderr": err[-3000:]} | (said[0] if said else {}), seconds))
     return found
 
 
@@ -233,7 +211,7 @@ def callback_fails(where, agrees):
 
 
 if __name__ == "__main__":
-    what, address, n, k, n_local, options = sys.argv[1:]
+    what, n_local, options, address, n, k = sys.argv[1:]
     import jax
 
     jax.config.update("jax_platforms", "cpu")

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, SingleDeviceSharding
 
 import refs
 from refs.errors import RefTypeError
-from tests.placement import N
+from tests.placement import N, addresses
 from tests.processes import run_again_with_devices
 
 X = np.arange(16.0, dtype=np.float32)
@@ -46,12 +46,6 @@ def is_there(ref, host):
     return ref.sharding.memory_kind == "pinned_host" and ref.sharding.is_equivalent_to(host, 1)
 
 
-def addresses(ref):
-    with refs.tree.borrow(ref) as x:
-        assert x.sharding.memory_kind == "pinned_host"
-        return [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -71,6 +65,8 @@ def test_made_there(host, make):
     assert is_there(other, host)
     r[0] = 7
     np.testing.assert_array_equal(other, X)
+    with refs.tree.borrow(r) as x:
+        assert x.sharding.memory_kind == "pinned_host"
     frozen = refs.freeze(r)
     assert frozen.sharding.memory_kind == "pinned_host"
     np.testing.assert_array_equal(frozen, [7, *X[1:]])

@@ -10,7 +10,7 @@ from jax import P
 
 import refs
 from refs.errors import RefValueError
-from tests.placement import N, X, lies_at, several
+from tests.placement import N, X, addresses, lies_at, several
 from tests.processes import run_again_with_devices
 
 
@@ -79,13 +79,11 @@ def test_the_memory_of_numpy_arrays_is_not_the_refs(split):
     for sharding in (split, jax.devices()[0]):
         value[:] = 1
         r = refs.new_ref(value, sharding=sharding)
-        with refs.tree.borrow(r) as x:
-            where = [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
+        where = addresses(r)
         value[:] = 0
         np.testing.assert_array_equal(r, np.ones(4096))
         add_one(r)
-        with refs.tree.borrow(r) as x:
-            assert where == [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
+        assert addresses(r) == where
 
 
 @several

@@ -1,8 +1,6 @@
 """Refs over the devices of two processes: each of them runs this file."""
 
 import re
-import socket
-import subprocess
 import sys
 
 import jax
@@ -12,30 +10,15 @@ from jax import NamedSharding, P
 
 import refs
 from refs.errors import RefValueError
+from tests.processes import run_together
 
 X = np.arange(8.0, dtype=np.float32)
 
 
 @pytest.mark.slow
 def test_over_two_processes():
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, address, str(k)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for k in range(2)
-    ]
-    try:
-        said = [p.communicate(timeout=300)[0] for p in processes]
-    finally:
-        for p in processes:
-            p.kill()
-    assert all(p.returncode == 0 for p in processes), "\n".join(said)
+    found = run_together(2, "-m", "tests.handles.test_placement_processes")
+    assert all(status == 0 for status, *_ in found), found
 
 
 def run(number):
@@ -86,5 +69,6 @@ if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
-    run(int(sys.argv[2]))
+    address, n, k = sys.argv[1:]
+    jax.distributed.initialize(address, int(n), int(k))
+    run(int(k))
