@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
-from refs._discharge import ref_transforms
 from refs._discharge.cells import Cell
+from refs._indexing import ref_transforms
 from refs._indexing.index import Index
 from refs._indexing.syntax import Span
 from refs._indexing.values import neutral_of

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from refs import _jax
-from refs._discharge import ref_transforms
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.lanes import Accumulator
 from refs._discharge.registry import register
 from refs._discharge.stored_reads import stored
+from refs._indexing import ref_transforms
 from refs._indexing.values import neutral_of
 from refs._origin import origin_of
 from refs._tracing.touch import Touch
