@@ -17,6 +17,7 @@ from results import Measurement, Row, Section, read
 LEAST = 0.001  # µs: what is less is noise
 NONE = "–"
 TEXTS: dict[str, Callable[[Results], str]] = {}
+PLOTS: dict[str, Callable[[Results], str]] = {}
 
 
 class Results:
@@ -53,8 +54,8 @@ def content(name: str, results: Results) -> str:
 
 
 def plot(name: str, results: Results) -> str:
-    if name == "programs.steps":
-        return plot_of_programs(results)
+    if name in PLOTS:
+        return PLOTS[name](results)
     benchmark, _, title = name.partition(".")
     found = results.newest(benchmark)
     section = found.sections[title]
@@ -271,6 +272,8 @@ def plot_of_programs(results: Results) -> str:
                 lines.setdefault(title, {}).setdefault(way, []).append(point)
     return panels(lines, f"µs a step, over the number of elements (jax {found.jax})")
 
+
+PLOTS["programs.steps"] = plot_of_programs
 
 # -- On a GPU -------------------------------------------------------------------------------------
 

@@ -86,6 +86,14 @@ BENCHMARKS = {
     "outside_jit": Benchmark(
         "outside_jit.py", ("_derivatives", "_discharge", "_transactions", "_transforms")
     ),
+    "reversible": Benchmark(
+        "reversible.py",
+        (
+            *("_derivatives", "_discharge", "_inplace", "_reversible", "_tracing"),
+            *("_transforms", "benchmarks/reversible_programs.py"),
+        ),
+        quick=("--rounds", "1", "--layers", "4", "--steps", "100"),
+    ),
     "scale": Benchmark(
         "scale.py",
         (

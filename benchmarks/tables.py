@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import figures_reversible  # noqa: F401, it registers its tables
 from figures import Results, content, plot
 from results import FOLDER
 from suite import ROOT

@@ -22,6 +22,9 @@ from refs._handles.resharding import reshard as reshard
 from refs._handles.view import RefView as RefView
 from refs._inplace.in_place import in_place as in_place
 from refs._jit.jit import jit as jit
+from refs._reversible.formats import Fixed as Fixed
+from refs._reversible.formats import Grid as Grid
+from refs._reversible.inverse import inverse as inverse
 from refs._transforms.checkpoint import checkpoint as checkpoint
 from refs._transforms.checkpoint import remat as remat
 from refs._transforms.functionalize import functionalize as functionalize
@@ -39,6 +42,7 @@ from refs._transforms.loops import scan as scan
 from refs._transforms.loops import switch as switch
 from refs._transforms.loops import while_loop as while_loop
 from refs._transforms.make_jaxpr import make_jaxpr as make_jaxpr
+from refs._transforms.reversible import reversible as reversible
 from refs._transforms.shard_map import shard_map as shard_map
 from refs._transforms.vjp import Pullback as Pullback
 from refs._transforms.vjp import vjp as vjp
@@ -48,6 +52,8 @@ __version__ = "0.1.0"
 
 # All but `map` and `set`: a star import takes no builtin's name.
 __all__ = [
+    "Fixed",
+    "Grid",
     "Pullback",
     "Ref",
     "RefView",
@@ -67,6 +73,7 @@ __all__ = [
     "grad",
     "hessian",
     "in_place",
+    "inverse",
     "io_callback",
     "jacfwd",
     "jacrev",
@@ -79,6 +86,7 @@ __all__ = [
     "pure_callback",
     "remat",
     "reshard",
+    "reversible",
     "scan",
     "shard_map",
     "swap",

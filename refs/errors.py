@@ -38,3 +38,7 @@ class MissingRuleError(RefError, NotImplementedError):
 
 class CallbackError(RefError, RuntimeError):
     """A callback raised an exception, which is this one's cause."""
+
+
+class NotReversibleError(RefError, TypeError):
+    """A function under `refs.reversible` whose gradient needs what it can't restore."""

@@ -32,7 +32,7 @@ ref_callback_p.multiple_results = host_callback_p.multiple_results = True
 def _type_of_ref_callback(*avals: Aval, spec: CallbackSpec) -> tuple[list[Aval], set[Any]]:
     """The operands are the distinct refs, then arrays; the results are those of the callback."""
     n = len(spec.origins)
-    effects = _jax.read_and_write(n)
+    effects = _jax.read_and_write(range(n))
     types = [_jax.varying_over(t, avals) for t in spec.results]
     return types, {*effects, _jax.io_effect} if spec.is_io and not n else effects
 

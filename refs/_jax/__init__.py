@@ -11,6 +11,7 @@ from refs._jax.callbacks import *  # noqa: F403
 from refs._jax.calls import *  # noqa: F403
 from refs._jax.equations import *  # noqa: F403
 from refs._jax.hijax import *  # noqa: F403
+from refs._jax.linear import *  # noqa: F403
 from refs._jax.names import *  # noqa: F403
 from refs._jax.parameters import *  # noqa: F403
 from refs._jax.primitives import *  # noqa: F403

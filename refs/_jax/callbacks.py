@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -72,10 +72,10 @@ def finished(call: Callable[[], Any]) -> Any:
     return results
 
 
-def read_and_write(n: int) -> set[Any]:
-    """The effects of an equation that reads and writes its first `n` operands, which are refs."""
+def read_and_write(places: Iterable[int]) -> set[Any]:
+    """The effects of an equation that reads and writes the operands at `places`, which are refs."""
     kinds = (_state_types.ReadEffect, _state_types.WriteEffect)
-    return {kind(k) for k in range(n) for kind in kinds}
+    return {kind(k) for k in places for kind in kinds}
 
 
 def varying_over(aval: Aval, operands: Sequence[Aval]) -> Aval:

@@ -16,12 +16,13 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 from jax._src.lib import _jax as _jaxlib
 
+from refs._jax.names import varying_axes
 from refs._types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 
 __all__ = [
     "any_equation", "as_array", "as_closed", "at_its_own_lines", "before_python",
     "bind", "bind_eqn", "called_by", "captured", "eval_jaxpr", "forget_fast_path",
-    "is_called_callback", "is_zero_literal",
+    "has_side_effects", "is_called_callback", "is_zero_literal",
     "jaxprs_in", "map_closed", "map_jaxprs", "new_var", "one_vjp", "replace_jaxpr", "source_of",
     "split_params", "strong", "typed_like", "user_line", "vary_as", "with_equations",
 ]  # fmt: skip
@@ -137,6 +138,11 @@ def captured(traced: Any) -> Sequence[Value]:
     return traced._consts
 
 
+def has_side_effects(eqn: Eqn) -> bool:
+    """Whether evaluating an equation once more would be noticed. The use of an axis isn't."""
+    return any(not isinstance(e, core.NamedAxisEffect) for e in eqn.effects)
+
+
 def any_equation(closed: ClosedJaxpr, test: Callable[[Eqn], bool]) -> bool:
     """Whether an equation of a jaxpr, or of one in it, passes the test."""
     return any(
@@ -174,7 +180,9 @@ def one_vjp(value: Value) -> Value:
 
 
 def vary_as(x: Value, example: Value) -> Value:
-    """`x`, varying over the devices of a `shard_map` as `example` does."""
+    """`x`, varying over all devices of a `shard_map` that `example` varies over, too."""
+    if varying_axes(example) <= varying_axes(x):
+        return x
     return _api._insert_pvary(x, example)
 
 

@@ -61,8 +61,8 @@ __all__ = [
     "new_ref", "passed_on", "refuse_placement", "register_batching", "register_handle",
     "register_lowering", "register_ref_type", "register_type_of", "retype", "set_native_buffer",
     "shaped_abstractify", "source_line", "trace_context", "trace_of", "trace_state", "type_in_jit",
-    "typeof", "unwrap_keys", "var_of", "varying_axes", "varying_like", "wrap_keys",
-    "zeros_like_aval",
+    "typeof", "unwrap_keys", "var_of", "varying_axes", "varying_like", "varying_no_more",
+    "wrap_keys", "zeros_like_aval",
 ]  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------
@@ -112,6 +112,8 @@ def name_arguments(
     frame = getattr(current_trace(), "frame", None)
     if frame is None or frame.debug_info is None:
         return
+    if any(getattr(t, "_trace", None) is not current_trace() for t in tracers):
+        return  # Nothing is traced for the wrapper: it calls the function as it is.
     theirs = api_util.debug_info(frame.debug_info.traced_for, fun, args, kwargs)
     leaves, names = jax.tree.leaves((args, kwargs)), theirs.arg_names or ()
     name_of = {id(x): name for x, name in zip(leaves, names, strict=False)}
@@ -256,6 +258,12 @@ def varying_axes(x: Value) -> frozenset[Any]:
     aval = x if isinstance(x, core.AbstractValue) else typeof(x)
     mat = getattr(getattr(aval, "inner_aval", aval), "mat", None)
     return mat.varying if mat is not None else frozenset()
+
+
+def varying_no_more(ct: Value, aval: Aval) -> Value:
+    """The cotangent of a value of a type, summed over devices that the value doesn't vary over."""
+    extra = tuple(varying_axes(ct) - varying_axes(aval))
+    return jax.lax.psum(ct, extra) if extra else ct
 
 
 def has_explicit_sharding(aval: Aval) -> bool:

@@ -10,18 +10,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jaxlib
-from jax._src import ad_util, custom_batching
+from jax._src import ad_util, core, custom_batching
 from jax._src import linear_util as lu
 
 from refs._jax.equations import as_closed, at_its_own_lines
 from refs._jax.names import zeros_like_aval
 from refs._jax.primitives import custom_jvp_call_p, custom_vjp_call_p
-from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, Sharding, Value
+from refs._types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Sharding, Value
 
 __all__ = [
     "JitParams", "can_accumulate_gradients", "define_backward", "forward_rule", "has_rules",
     "instantiate", "is_custom_vjp", "is_symbolic_zero", "is_unspecified", "jit_params", "jvp_rule",
-    "scan_params", "vjp_rule", "vmap_rule", "with_rules", "xla_copies_less",
+    "scan_params", "symbolic_zero", "tangent_type", "vjp_rule", "vmap_rule", "with_rules",
+    "xla_copies_less",
 ]  # fmt: skip
 
 
@@ -274,6 +275,16 @@ xla_copies_less = jaxlib.version.__version_info__ >= (0, 11, 2)
 
 def is_symbolic_zero(x: Value) -> bool:
     return isinstance(x, ad_util.Zero | ad_util.SymbolicZero)
+
+
+def tangent_type(x: Value) -> Aval:
+    """The type of the tangents of a value."""
+    return core.typeof(x).to_tangent_aval()
+
+
+def symbolic_zero(aval: Aval) -> Any:
+    """A symbolic zero of a type."""
+    return ad_util.Zero(aval)
 
 
 def instantiate(x: Value) -> Value:

@@ -22,6 +22,7 @@ from refs._handles.ref import Ref
 from refs._handles.ref_type import RefType
 from refs._indexing.values import neutral_of, zeros_of
 from refs._origin import Origin, is_raised_by_jax, origin_of
+from refs._tracing.discharged import to_be_discharged
 from refs._types import Aval, ClosedJaxpr, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefError, RefEscapeError, RefTypeError, RefValueError
 
@@ -173,7 +174,7 @@ def trace(
     # With jit disabled, JAX's loops first evaluate their predicates, which fails on tracers, and
     # then trace them after all: what a predicate writes would be in the jaxpr twice. The accesses
     # to refs in a hi primitive's derivative can't be analysed.
-    with jax.disable_jit(False), _jax.without_hi_primitives():
+    with jax.disable_jit(False), _jax.without_hi_primitives(), to_be_discharged():
         jaxpr = _make_jaxpr(flat, axis_env)([AbstractArgument(t) for t in ref_types], list(leaves))
     out_tree, markers = out
     return Trace(jaxpr, out_tree, tuple(markers))

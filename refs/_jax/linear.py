@@ -1,0 +1,89 @@
+"""Primitives that bring a rule of their own: for the transpose of a linear map, or an inverse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import core
+from jax._src.interpreters import ad, batching, mlir
+
+from refs._types import Primitive, Value
+
+__all__ = ["register_inlined", "register_linear_map"]
+
+
+def register_linear_map(primitive: Primitive) -> None:
+    """Registers all rules of a primitive with one parameter, `linear`.
+
+    Its operands are `linear.n_fixed` values and then those that it is linear in. `linear` has the
+    methods `along(fixed, values)`, the map; `back(fixed, cotangents)`, its transpose; `types`, the
+    types of the map's results; and `batched(size, name, axes, operands)`, the same map over a
+    batch, whose axis has a name or None.
+    """
+
+    def run(*operands: Value, linear: Any) -> list[Value]:
+        n = linear.n_fixed
+        return list(linear.along(operands[:n], operands[n:]))
+
+    primitive.def_impl(run)
+    primitive.def_abstract_eval(lambda *avals, linear: list(linear.types))
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
+
+    def jvp(primals: Sequence[Value], tangents: Sequence[Any], *, linear: Any) -> Any:
+        out = primitive.bind(*primals, linear=linear)
+        n = linear.n_fixed
+        if all(type(t) is ad.Zero for t in tangents[:n]):
+            along = [ad.instantiate_zeros(t) for t in tangents[n:]]
+            return out, primitive.bind(*primals[:n], *along, linear=linear)
+        tangents = tuple(map(ad.instantiate_zeros, tangents))
+        return jax.jvp(lambda *xs: run(*xs, linear=linear), tuple(primals), tangents)
+
+    ad.primitive_jvps[primitive] = jvp
+
+    def transpose(cts: Sequence[Any], *operands: Any, linear: Any) -> list[Any]:
+        n = linear.n_fixed
+        return [None] * n + list(linear.back(operands[:n], cts))
+
+    ad.primitive_transposes[primitive] = transpose
+
+    def batch(axis_data: Any, operands: Any, axes: Any, *, linear: Any) -> Any:
+        if all(axis is None for axis in axes):
+            out = primitive.bind(*operands, linear=linear)
+            return out, [None] * len(out)
+        name = None if axis_data.name is core.no_axis_name else axis_data.name
+        new = linear.batched(axis_data.size, name, axes, operands)
+        out = primitive.bind(*operands, linear=new)
+        return out, [0] * len(out)
+
+    batching.fancy_primitive_batchers[primitive] = batch
+
+
+def register_inlined(
+    primitive: Primitive,
+    run: Callable[..., list[Value]],
+    batched: Callable[..., dict[str, Any]],
+) -> None:
+    """Registers a primitive that is `run(*operands, **params)`, and its derivative that of `run`.
+
+    `batched(size, operands, axes, **params)` gives the parameters of the same operation over a
+    batch; its results are batched along their first axis.
+    """
+    primitive.def_impl(run)
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
+
+    def jvp(primals: Sequence[Value], tangents: Sequence[Any], **params: Any) -> Any:
+        tangents = tuple(map(ad.instantiate_zeros, tangents))
+        return jax.jvp(lambda *xs: run(*xs, **params), tuple(primals), tangents)
+
+    ad.primitive_jvps[primitive] = jvp
+
+    def batch(axis_data: Any, operands: Any, axes: Any, **params: Any) -> Any:
+        if all(axis is None for axis in axes):
+            out = primitive.bind(*operands, **params)
+            return out, [None] * len(out)
+        out = primitive.bind(*operands, **batched(axis_data.size, operands, axes, **params))
+        return out, [0] * len(out)
+
+    batching.fancy_primitive_batchers[primitive] = batch

@@ -1,0 +1,189 @@
+"""The backward pass: values are found when they are needed, cotangents in the reverse order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from refs import _jax
+from refs._reversible.equations import Equation, Pullback
+from refs._reversible.formats import apart
+from refs._reversible.nodes import Node, Operand, Solution, Step, Var
+from refs._reversible.places import Literal
+from refs._reversible.plan import Plan
+from refs._reversible.solve import closure
+from refs._types import Value
+
+
+class Kept(NamedTuple):
+    """What the forward pass has kept to check the backward pass by.
+
+    Attributes:
+      values: the states at the beginning, and before each outermost loop.
+      anchors: for each outermost scan, the states after each `every` steps, stacked.
+    """
+
+    values: Mapping[Var, Value]
+    tolerance: float
+    anchors: Mapping[Node, Sequence[Value]]
+    every: int | None
+
+
+class Recovery:
+    """Values of a body's variables, each found by its step when something asks for it.
+
+    Attributes:
+      flags: bool scalars, all true where what was found is certainly right.
+    """
+
+    def __init__(self, solution: Solution, env: Mapping[Var, Value]):
+        self.solution, self.env = solution, dict(env)
+        self.flags: list[Value] = []
+
+    def value(self, x: Operand) -> Value:
+        if isinstance(x, Literal):
+            return x.value
+        waiting = [x]
+        while waiting:
+            v = waiting[-1]
+            if v in self.env:
+                waiting.pop()
+                continue
+            step = self.solution.steps[v]
+            missing = [d for d in step.deps if d not in self.env]
+            if missing:
+                waiting += missing
+            else:
+                self._take(step)
+        return self.env[x]
+
+    def _take(self, step: Step) -> None:
+        for v, x in zip(step.gives, self.evaluated(step), strict=True):
+            if v not in self.env:
+                self.env[v] = x
+                if v.state is not None and v.state.format is not None:
+                    flag = v.state.format.in_range(x)
+                    self.flags += [] if flag is None else [flag]
+
+    def evaluated(self, step: Step) -> Any:
+        return step.compute(self.value)
+
+
+class Backward(Recovery):
+    """The cotangents of a body's variables, and what they are computed of.
+
+    Attributes:
+      plan: the body's plan.
+      required: variables whose values are asked for when all is done.
+      kept: values that the forward pass has kept, to compare with what is found: the states at
+        the beginning of each loop.
+      pullbacks: of the equations that were evaluated here.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        env: Mapping[Var, Value],
+        required: Iterable[Var] = (),
+        kept: Kept | None = None,
+    ):
+        super().__init__(plan.solution, env)
+        # In exact modes what is undone is computed apart from the pullbacks: see `formats.apart`.
+        self.apart = Recovery(plan.solution, env) if plan.solution.is_exact else None
+        if self.apart is not None:
+            self.env = {v: x if v.state is None else apart(x) for v, x in self.env.items()}
+        self.plan, self.kept = plan, kept
+        self.needed = closure(plan.solution, {*plan.demanded, *required})
+        self.pullbacks: dict[Node, Pullback] = {}
+        self._cts: dict[Var, Value] = {}
+
+    def evaluated(self, step: Step) -> Any:
+        node = step.node
+        if self.apart is not None and not step.runs and node.rank:
+            return [apart(self.apart.value(v)) for v in step.gives]
+        if step.runs and type(node) is Equation and self._has_active(node):
+            values = [self.value(x) for x in node.ins]
+            out, self.pullbacks[node] = node.linearized(self, values)
+            return out
+        return step.compute(self.value)
+
+    def _has_active(self, node: Node) -> bool:
+        return any(v in self.plan.active for v in node.outs)
+
+    def find(self, v: Var, x: Value) -> None:
+        """Notes a value that was found otherwise."""
+        self.env.setdefault(v, x)
+        if self.apart is not None:
+            self.apart.env.setdefault(v, x)
+
+    def all_flags(self) -> list[Value]:
+        return self.flags if self.apart is None else [*self.flags, *self.apart.flags]
+
+    def is_active(self, x: Operand) -> bool:
+        return x in self.plan.active
+
+    def zeros(self, x: Operand) -> Value:
+        """Zeros of the type of a variable's cotangent."""
+        aval = x.aval
+        return _jax.zeros_like_aval(aval)
+
+    def give(self, x: Operand, ct: Value | None) -> None:
+        """Adds to a cotangent, if the variable has one."""
+        if ct is None or not isinstance(x, Var) or x not in self.plan.active:
+            return
+        ct = _jax.varying_no_more(ct.astype(x.aval.dtype), x.aval)
+        self._cts[x] = self._cts[x] + ct if x in self._cts else ct
+
+    def put(self, x: Operand, ct: Value) -> None:
+        """Replaces a cotangent."""
+        assert isinstance(x, Var)
+        self._cts[x] = ct
+
+    def take(self, x: Operand) -> Value | None:
+        """The cotangent of a result, which is complete: all uses come later in the program."""
+        return self._cts.pop(x, None) if isinstance(x, Var) else None
+
+    def cotangent(self, x: Operand) -> Value:
+        """The cotangent so far."""
+        assert isinstance(x, Var)
+        return self._cts[x] if x in self._cts else self.zeros(x)
+
+    def pull(self) -> None:
+        """Pulls the cotangents of the results back to the inputs."""
+        for node in reversed(self.plan.body.nodes):
+            if self._has_active(node):
+                node.pull(self)
+
+
+def agree(states: Iterable[tuple[Var, Value, Value, Value]], tolerance: float) -> list[Value]:
+    """Whether what was found is what it should be: a list of bool scalars.
+
+    Args:
+      states: for each variable: it, the value that was found, what was kept, and its later value,
+        from which it was found.
+      tolerance: how far floats may be off, in units of the largest number of the array. For an
+        array of zeros it is that of its later value, or of all the arrays, if that is less.
+    """
+    flags, floats = [], []
+    for v, found, kept, later in states:
+        form = None if v.state is None else v.state.format
+        if form is not None and not form.is_exact:
+            found, kept, later = (form.decode(x, v.aval.dtype) for x in (found, kept, later))
+        if _jax.is_key(kept.dtype):
+            continue
+        if (form is not None and form.is_exact) or not jnp.issubdtype(kept.dtype, jnp.inexact):
+            flags.append(jnp.all(found == kept))
+        else:
+            floats.append([_size(found - kept), _size(kept), _size(later)])
+    if floats:
+        off, size, later = (jnp.stack(column) for column in zip(*floats, strict=True))
+        largest = jnp.max(size)
+        instead = jnp.where(largest > 0, jnp.minimum(largest, later), later)
+        flags.append(jnp.all(off <= tolerance * jnp.where(size > 0, size, instead)))
+    return flags
+
+
+def _size(x: Value) -> Value:
+    return jnp.max(jnp.abs(x), initial=0).astype(jnp.result_type(float))

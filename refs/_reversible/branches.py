@@ -1,0 +1,196 @@
+"""The node of `cond` and `switch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from refs import _jax
+from refs._reversible.backward import Backward, Recovery
+from refs._reversible.nodes import Body, Node, Operand, Solution, Step, Var, is_smooth, variables
+from refs._reversible.plan import Plan
+from refs._reversible.solve import closure, solve
+from refs._types import Value
+
+
+class Branch(Node):
+    """A choice among bodies. The first operand is the choice, the others are those of the bodies.
+
+    Its `outs` are the outputs of the bodies, then what each body has `saved`, zeros for the others.
+    """
+
+    why = (
+        "which branch was taken isn't known afterwards. Choose by what isn't written again, a "
+        "counter for instance"
+    )
+
+    def __init__(
+        self, bodies: Sequence[Body], ins: Sequence[Operand], outs: Sequence[Var], line: str
+    ):
+        self.bodies, self.ins, self.line = tuple(bodies), tuple(ins), line
+        self.of_body = [[Var(v.aval) for v in body.saved] for body in bodies]
+        self.saved = [v for own in self.of_body for v in own]
+        self.outs = (*outs, *self.saved)
+        self.n_out = len(outs)
+
+    @property
+    def operands(self) -> Sequence[Operand]:
+        return self.ins[1:]
+
+    def run(self, values: Sequence[Value]) -> list[Value]:
+        index, *operands = values
+
+        def chosen(k: int) -> Callable[[list[Value]], list[Value]]:
+            def body(operands: list[Value]) -> list[Value]:
+                out, own = self.bodies[k].results(operands)
+                saved = [
+                    own if j == k else [_jax.zeros_like_aval(v.aval) for v in theirs]
+                    for j, theirs in enumerate(self.of_body)
+                ]
+                out = jax.tree.map(_jax.strong, out)
+                return [*out, *(x for some in saved for x in some)]
+
+            return body
+
+        return lax.switch(index, [chosen(k) for k in range(len(self.bodies))], operands)
+
+    def spread(self, plan: Plan) -> None:
+        for inner in plan.plans_of(self, self.bodies):
+            inner.spread(
+                mine
+                for mine, v in zip(inner.body.inputs, self.operands, strict=True)
+                if v in plan.varied
+            )
+            outputs = zip(self.outs, inner.body.outputs, strict=False)
+            plan.varied.update(v for v, mine in outputs if mine in inner.varied)
+
+    def want(self, plan: Plan) -> None:
+        for inner in plan.inner[self]:
+            outputs = zip(self.outs, inner.body.outputs, strict=False)
+            inner.want(m for v, m in outputs if v in plan.wanted and isinstance(m, Var))
+            inputs = zip(self.operands, inner.body.inputs, strict=True)
+            plan.wanted.update(
+                v for v, m in inputs if isinstance(v, Var) and m in inner.wanted and is_smooth(v)
+            )
+
+    # --- What is known
+
+    def given(self, k: int, known: Solution) -> dict[Var, Operand]:
+        """What is known in a body because something outside is, and which variable that is."""
+        body = self.bodies[k]
+        pairs = [
+            *zip(body.inputs, self.operands, strict=True),
+            *zip(body.outputs, self.outs, strict=False),
+            *zip(body.saved, self.of_body[k], strict=True),
+        ]
+        return {m: v for m, v in pairs if isinstance(m, Var) and v in known}
+
+    def solved(self, known: Solution) -> list[Solution]:
+        bodies = range(len(self.bodies))
+        return [solve(self.bodies[k], self.given(k, known), known.is_exact) for k in bodies]
+
+    def inside(self, known: Solution) -> Iterator[tuple[Body, Solution]]:
+        for k, body in enumerate(self.bodies):
+            given = {*self.given(k, known), *variables(body.outputs)}
+            yield body, solve(body, given, known.is_exact)
+
+    def _outside(self, known: Solution, inner: Sequence[Solution], wanted: Any) -> list[Var]:
+        """The variables outside that give the bodies what `wanted(k)` follows from."""
+        found: dict[Operand, None] = {}
+        for k, solution in enumerate(inner):
+            given = self.given(k, known)
+            for m in closure(solution, wanted(k)) & solution.given:
+                found[given[m]] = None
+        return [v for v in (self.ins[0], *found) if isinstance(v, Var)]
+
+    def ways(self, known: Solution) -> Iterator[Step]:
+        yield from self.own_way(known)
+        if self.ins[0] not in known:
+            return
+        inner: list[Solution] | None = None
+        for j, v in enumerate(self.operands):
+            if not isinstance(v, Var) or v in known:
+                continue
+            inner = self.solved(known) if inner is None else inner
+            if all(b.inputs[j] in s for b, s in zip(self.bodies, inner, strict=True)):
+                deps = self._outside(known, inner, lambda k, j=j: [self.bodies[k].inputs[j]])
+                yield Step(self, tuple(deps), (v,), self._restored(known, inner, j))
+
+    def _restored(
+        self, known: Solution, inner: Sequence[Solution], j: int
+    ) -> Callable[[Any], list[Value]]:
+        givens = [self.given(k, known) for k in range(len(self.bodies))]
+
+        def compute(at: Callable[[Operand], Value]) -> list[Value]:
+            def chosen(k: int) -> Callable[[], Value]:
+                found = closure(inner[k], [self.bodies[k].inputs[j]]) & inner[k].given
+                env = {m: at(givens[k][m]) for m in found}
+                return lambda: Recovery(inner[k], env).value(self.bodies[k].inputs[j])
+
+            return [lax.switch(at(self.ins[0]), [chosen(k) for k in range(len(self.bodies))])]
+
+        return compute
+
+    # --- The backward pass
+
+    def needs(self, plan: Plan) -> Iterable[Var]:
+        inner = plan.inner[self]
+        solutions = self.solved(plan.solution)
+        hopes = self.inside(plan.solution)
+        for one, solution, (_, hope) in zip(inner, solutions, hopes, strict=True):
+            one.settle(solution, lambda hope=hope: hope)
+        return self._outside(plan.solution, solutions, lambda k: inner[k].demanded)
+
+    def pull(self, run: Backward) -> None:
+        plans = run.plan.inner[self]
+        cts = {}
+        for v in self.outs:
+            if run.is_active(v):
+                ct = run.take(v)
+                cts[v] = run.zeros(v) if ct is None else ct
+        active = [
+            j
+            for j, v in enumerate(self.operands)
+            if run.is_active(v) and any(p.body.inputs[j] in p.active for p in plans)
+        ]
+        restored = [j for j, v in enumerate(self.operands) if self._is_restored(run, v)]
+
+        def chosen(k: int) -> Callable[[], Any]:
+            plan, given = plans[k], self.given(k, run.solution)
+            inputs = plan.body.inputs
+            wanted = {*plan.demanded, *(inputs[j] for j in restored)}
+            found = closure(plan.solution, wanted) & plan.solution.given
+            env = {m: run.value(given[m]) for m in found}
+
+            def body() -> Any:
+                inner = Backward(plan, env, [inputs[j] for j in restored])
+                for v, m in zip(self.outs, plan.body.outputs, strict=False):
+                    inner.give(m, cts.get(v))
+                inner.pull()
+                of_operands = [inner.cotangent(inputs[j]) for j in active]
+                states = [inner.value(inputs[j]) for j in restored]
+                is_right = jnp.asarray(True)
+                for flag in inner.all_flags():
+                    is_right &= flag
+                return of_operands, jax.tree.map(_jax.strong, states), is_right
+
+            return body
+
+        branches = [chosen(k) for k in range(len(self.bodies))]
+        of_operands, states, is_right = lax.switch(run.value(self.ins[0]), branches)
+        run.flags.append(is_right)
+        for j, ct in zip(active, of_operands, strict=True):
+            run.give(self.operands[j], ct)
+        for j, x in zip(restored, states, strict=True):
+            v = self.operands[j]
+            assert isinstance(v, Var)
+            run.find(v, x)
+
+    def _is_restored(self, run: Backward, v: Operand) -> bool:
+        if not isinstance(v, Var) or v not in run.needed or v in run.env:
+            return False
+        return v not in run.solution.given and run.solution.steps[v].node is self

@@ -1,0 +1,287 @@
+"""Nodes of operations on arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from refs import _jax
+from refs._reversible.formats import Format
+from refs._reversible.inverses import INVERSES, Given, Inverse, type_of
+from refs._reversible.nodes import (
+    Lookup,
+    Node,
+    Operand,
+    Solution,
+    Step,
+    Var,
+    is_smooth,
+    unbroadcast,
+    variables,
+)
+from refs._tracing.trace import AbstractArgument
+from refs._types import Eqn, Value
+from refs.errors import NotReversibleError
+
+if TYPE_CHECKING:
+    from refs._reversible.backward import Backward
+    from refs._reversible.plan import Plan
+
+Pullback = Callable[[Sequence[Value]], Sequence[Value]]
+
+
+class Equation(Node):
+    """An equation without refs, as it is."""
+
+    def __init__(self, eqn: Eqn, ins: Sequence[Operand], outs: Sequence[Var]):
+        self.eqn, self.ins, self.outs = eqn, tuple(ins), tuple(outs)
+        self.line = _jax.user_line(eqn)
+
+    def run(self, values: Sequence[Value]) -> Sequence[Value]:
+        with _jax.source_of(self.eqn), self.eqn.ctx.manager:
+            return _jax.bind_eqn(self.eqn, values)
+
+    def ways(self, known: Solution) -> Iterator[Step]:
+        if not _jax.has_side_effects(self.eqn):  # Such an equation happens once.
+            yield from self.own_way(known)
+        inverse = INVERSES.get(self.eqn.primitive)
+        if inverse is None or not all(v in known for v in self.outs):
+            return
+        unknown = [k for k, v in enumerate(self.ins) if v not in known]
+        if unknown and (inverse.alone or len(unknown) == 1):
+            for k in unknown:
+                if self._is_invertible(inverse, k, known.is_exact):
+                    v = self.ins[k]
+                    assert isinstance(v, Var)
+                    others = [x for j, x in enumerate(self.ins) if j not in unknown]
+                    deps = (*self.outs, *(() if inverse.alone else variables(others)))
+                    yield Step(self, deps, (v,), self._inverted(inverse, k, unknown))
+
+    def _is_invertible(self, inverse: Inverse, k: int, is_exact: bool) -> bool:
+        operand = type_of(self.eqn.invars[k])
+        is_found = inverse.places is None or k in inverse.places
+        same_shape = (
+            self.eqn.primitive not in _ELEMENTWISE
+            or operand.shape == type_of(self.eqn.outvars[0]).shape
+        )
+        exactly = inverse.is_exact or not is_exact or not is_smooth(self.ins[k])
+        return is_found and same_shape and exactly and inverse.holds(self.eqn)
+
+    def _inverted(
+        self, inverse: Inverse, k: int, unknown: Sequence[int]
+    ) -> Callable[[Lookup], list[Value]]:
+        def compute(at: Lookup) -> list[Value]:
+            hidden = range(len(self.ins)) if inverse.alone else unknown
+            operands = [None if j in hidden else at(x) for j, x in enumerate(self.ins)]
+            given = Given(self.eqn, k, operands, [at(v) for v in self.outs])
+            return [inverse.find(given).astype(type_of(self.eqn.invars[k]).dtype)]
+
+        return compute
+
+    def needs(self, plan: Plan) -> Iterable[Var]:
+        active = tuple(k for k, v in enumerate(self.ins) if v in plan.active)
+        plan.used[self] = used_by_pullback(self, active)
+        return variables(self.ins[k] for k in plan.used[self])
+
+    def pull(self, run: Backward) -> None:
+        cts = [run.take(v) for v in self.outs]
+        if all(ct is None for ct in cts):
+            return
+        if self not in run.pullbacks:
+            # Operands that the derivative doesn't depend on may be unknown.
+            used = run.plan.used[self]
+            values = [
+                run.value(x) if k in used or not isinstance(x, Var) else run.zeros(x)
+                for k, x in enumerate(self.ins)
+            ]
+            _, run.pullbacks[self] = self.linearized(run, values)
+        smooth = [
+            run.zeros(v) if ct is None else ct
+            for v, ct in zip(self.outs, cts, strict=True)
+            if is_smooth(v)
+        ]
+        active = [v for v in self.ins if run.is_active(v)]
+        for v, ct in zip(active, run.pullbacks[self](smooth), strict=True):
+            run.give(v, ct)
+
+    def linearized(self, run: Backward, values: Sequence[Value]) -> tuple[list[Value], Pullback]:
+        """The results, and the pullback from the smooth ones to the active operands."""
+        return self._vjp(values, [k for k, v in enumerate(self.ins) if run.is_active(v)])
+
+    def _vjp(self, values: Sequence[Value], active: Sequence[int]) -> tuple[list[Value], Pullback]:
+        def fun(some: list[Value]) -> tuple[list[Value], list[Value]]:
+            operands = list(values)
+            for k, x in zip(active, some, strict=True):
+                operands[k] = x
+            out = list(self.run(operands))
+            smooth = [x for v, x in zip(self.outs, out, strict=True) if is_smooth(v)]
+            rest = [x for v, x in zip(self.outs, out, strict=True) if not is_smooth(v)]
+            return smooth, rest
+
+        smooth, pull, rest = jax.vjp(fun, [values[k] for k in active], has_aux=True)
+        parts = {True: iter(smooth), False: iter(rest)}
+        out = [next(parts[is_smooth(v)]) for v in self.outs]
+        return out, lambda cts: pull(list(cts))[0]
+
+
+# Their operands may be scalars beside arrays.
+_ELEMENTWISE = {p for p in INVERSES if p.name in ("add", "add_any", "sub", "mul", "div", "xor")}
+
+
+def used_by_pullback(node: Equation, active: tuple[int, ...]) -> list[int]:
+    """The operands whose values the pullback to the active operands depends on."""
+    smooth = [v for v in node.outs if is_smooth(v)]
+    avals = [v.aval for v in node.eqn.invars]
+    key = _key(node.eqn, active)
+    if key in _used:
+        return _used[key]
+
+    def pulled(values: list[Value], cts: list[Value]) -> Any:
+        _, pull = node._vjp(values, active)
+        return pull(cts)
+
+    cts = [AbstractArgument(v.aval) for v in smooth]
+    traced = jax.make_jaxpr(pulled)([*map(AbstractArgument, avals)], cts)
+    if any(isinstance(c, _jax.Tracer) for c in traced.consts):
+        raise NotReversibleError(
+            f"reversible: the derivative rule of `{node.eqn.primitive}` at {node.line} closes over "
+            "a value that is computed outside of it, and runs when that is gone: pass the value to "
+            "the custom function as an argument"
+        )
+    wanted = {v for v in traced.jaxpr.outvars if not isinstance(v, _jax.Literal)}
+    for eqn in reversed(traced.jaxpr.eqns):
+        if any(v in wanted for v in eqn.outvars):
+            wanted |= {v for v in eqn.invars if not isinstance(v, _jax.Literal)}
+    used = [k for k, v in enumerate(traced.jaxpr.invars[: len(avals)]) if v in wanted]
+    if key is not None:
+        _used[key] = used
+    return used
+
+
+def _key(eqn: Eqn, active: tuple[int, ...]) -> Any:
+    """What the result of `used_by_pullback` depends on; None for a call."""
+    if _jax.jaxprs_in(eqn.params):  # A memo would keep them alive.
+        return None
+    return (eqn.primitive, tuple(eqn.params.items()), active, *map(type_of, eqn.invars))
+
+
+_used: dict[Any, list[int]] = {}
+
+
+class Encode(Node):
+    """An array, rounded to a format: written over what a ref holds, or its initial contents."""
+
+    def __init__(self, format: Format, x: Operand, out: Var, line: str):
+        self.format, self.ins, self.outs, self.line = format, (x,), (out,), line
+
+    def run(self, values: Sequence[Value]) -> list[Value]:
+        return [self.format.encode(_jax.as_array(values[0]))]
+
+    def ways(self, known: Solution) -> Iterator[Step]:
+        yield from self.own_way(known)
+        [x], [out] = self.ins, self.outs
+        if not self.format.is_exact and isinstance(x, Var) and x not in known and out in known:
+            yield Step(self, (out,), (x,), lambda at: [self.format.decode(at(out), x.aval.dtype)])
+
+    def pull(self, run: Backward) -> None:
+        run.give(self.ins[0], run.take(self.outs[0]))
+
+
+class Decode(Node):
+    """The array that an encoded value stands for."""
+
+    def __init__(self, format: Format, s: Operand, out: Var, line: str):
+        self.format, self.ins, self.outs, self.line = format, (s,), (out,), line
+
+    def run(self, values: Sequence[Value]) -> list[Value]:
+        return [self.format.decode(values[0], self.outs[0].aval.dtype)]
+
+    def ways(self, known: Solution) -> Iterator[Step]:
+        yield from self.own_way(known)
+        [s], [out] = self.ins, self.outs
+        if not self.format.is_exact and isinstance(s, Var) and s not in known and out in known:
+            yield Step(self, (out,), (s,), lambda at: [self.format.encode(at(out))])
+
+    def pull(self, run: Backward) -> None:
+        run.give(self.ins[0], run.take(self.outs[0]))
+
+
+class Plus(Node):
+    """The sum of an encoded value and an array (`sign` -1: the difference)."""
+
+    def __init__(self, format: Format, s: Operand, x: Operand, sign: int, out: Var, line: str):
+        self.format, self.sign = format, sign
+        self.ins, self.outs, self.line = (s, x), (out,), line
+
+    def run(self, values: Sequence[Value]) -> list[Value]:
+        return [self.format.plus(values[0], _jax.as_array(values[1]), self.sign)]
+
+    def ways(self, known: Solution) -> Iterator[Step]:
+        yield from self.own_way(known)
+        s, x = self.ins
+        [out] = self.outs
+        if isinstance(s, Var) and s not in known and out in known and x in known:
+            yield Step(
+                self,
+                (out, *variables((x,))),
+                (s,),
+                lambda at: [self.format.plus(at(out), _jax.as_array(at(x)), -self.sign)],
+            )
+
+    def pull(self, run: Backward) -> None:
+        ct = run.take(self.outs[0])
+        if ct is None:
+            return
+        run.give(self.ins[0], ct)
+        if run.is_active(self.ins[1]):
+            run.give(self.ins[1], unbroadcast(ct if self.sign > 0 else -ct, self.ins[1]))
+
+
+class Negative(Node):
+    """An encoded value, negated."""
+
+    def __init__(self, s: Operand, out: Var, line: str):
+        self.ins, self.outs, self.line = (s,), (out,), line
+
+    def run(self, values: Sequence[Value]) -> list[Value]:
+        return [jax.tree.map(lambda x: -x, values[0])]
+
+    def ways(self, known: Solution) -> Iterator[Step]:
+        yield from self.own_way(known)
+        [s], [out] = self.ins, self.outs
+        if isinstance(s, Var) and s not in known and out in known:
+            yield Step(self, (out,), (s,), lambda at: self.run([at(out)]))
+
+    def pull(self, run: Backward) -> None:
+        ct = run.take(self.outs[0])
+        run.give(self.ins[0], None if ct is None else -ct)
+
+
+class Moved(Equation):
+    """An equation that only moves elements, or negates them, on encoded values."""
+
+    def run(self, values: Sequence[Value]) -> Sequence[Value]:
+        flat = jax.tree.map(lambda *parts: super(Moved, self).run(parts)[0], *values)
+        return [flat]
+
+    def _inverted(
+        self, inverse: Inverse, k: int, unknown: Sequence[int]
+    ) -> Callable[[Lookup], list[Value]]:
+        def compute(at: Lookup) -> list[Value]:
+            def one(part: Value) -> Value:
+                return inverse.find(Given(self.eqn, k, [None], [part]))
+
+            return [jax.tree.map(one, at(self.outs[0]))]
+
+        return compute
+
+    def pull(self, run: Backward) -> None:
+        ct = run.take(self.outs[0])
+        if ct is not None:
+            operand = self.ins[0]
+            [of_operand] = jax.linear_transpose(
+                lambda x: super(Moved, self).run([x])[0], run.zeros(operand)
+            )(ct)
+            run.give(operand, of_operand)

@@ -1,0 +1,126 @@
+"""The error about a write that can't be undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from refs._reversible.nodes import Body, Node, Operand, Solution, Var, variables
+from refs._reversible.versions import Accumulate, Read, Write
+from refs.errors import NotReversibleError
+
+
+def explain(body: Body, known: Solution, user: Node, missing: Var) -> NotReversibleError:
+    """The error about a variable that the derivative at `user` needs, and that can't be found.
+
+    It names the last write that can't be undone: of those that the variable depends on, the one
+    whose later version is known and whose earlier one isn't.
+    """
+    made_by = {v: node for node in body.nodes for v in node.outs}
+    lost = [node for node in body.nodes if _is_lost(node, known)]
+    behind = set(_behind(missing, known, made_by))
+    blamed = [node for node in lost if behind & {*node.ins}] or lost
+    if not blamed:
+        what = made_by[missing].line if missing in made_by else "the beginning"
+        return NotReversibleError(
+            f"reversible: the derivative at {user.line} needs a value that was computed at {what}, "
+            "which doesn't follow from what is known at the end: keep it in a ref that isn't "
+            "written again, or use refs.checkpoint"
+        )
+    return _blame(blamed[-1], known, made_by)
+
+
+def _blame(node: Node, known: Solution, made_by: dict[Var, Node]) -> NotReversibleError:
+    """The error about a write that can't be undone, or about the last one in a loop or branch."""
+    for body, inside in node.inside(known):
+        lost = [inner for inner in body.nodes if _is_lost(inner, inside)]
+        if lost:
+            return _blame(lost[-1], inside, {v: n for n in body.nodes for v in n.outs})
+    version = node.outs[0]
+    described = "a ref" if version.state is None else version.state.origin.describe()
+    start = f"reversible: the write of {described} at {node.line} can't be undone: "
+    if isinstance(node, Accumulate):
+        reasons = _reasons(node.ins[1:], known, made_by)
+        return NotReversibleError(
+            f"{start}what it adds needs {reasons}. Write to another ref, keep the old value in "
+            "one, or use refs.checkpoint"
+        )
+    if isinstance(node, Write):
+        if not node.place.is_safe:
+            return NotReversibleError(
+                f"{start}its index is an array, or known only when the program runs: only sums can "
+                "be undone there, `ref[i] += x` at integers, `ref.at[i].add(x)` at arrays of them"
+            )
+        return NotReversibleError(f"{start}the old value is lost{_how(node, known, made_by)}")
+    return NotReversibleError(f"{start}{node.why}")
+
+
+def _is_lost(node: Node, known: Solution) -> bool:
+    """Whether a write, or a loop or branch with writes, can't be undone: of one ref at least."""
+    before = [v for v in variables(node.ins) if v.state is not None and v not in known]
+    return any(
+        v.state is w.state
+        for w in node.outs
+        if not isinstance(node, Read) and w.state is not None and w in known
+        for v in before
+    )
+
+
+def _behind(v: Operand, known: Solution, made_by: dict[Var, Node]) -> Iterator[Var]:
+    """The unknown variables that one is made of."""
+    rest, seen = [v], set[Operand]()
+    while rest:
+        v = rest.pop()
+        if isinstance(v, Var) and v not in known and v not in seen:
+            seen.add(v)
+            yield v
+            if v in made_by:
+                rest += made_by[v].ins
+
+
+def _reasons(operands: tuple[Operand, ...], known: Solution, made_by: dict[Var, Node]) -> str:
+    """The unknown parts of refs, and results of operations, that operands are made of."""
+    found = []
+    for operand in operands:
+        for v in _behind(operand, known, made_by):
+            node = made_by.get(v)
+            if isinstance(node, Read):
+                version = node.ins[0]
+                state = version.state if isinstance(version, Var) else None
+                named = state.origin.describe() if state else "a ref"
+                found.append(f"{named} as it was at {node.line}")
+            elif node is None and v.state is None:
+                where = ": in an exact mode only refs can" if known.is_exact else ""
+                found.append(f"a part of the loop's carry that can't be undone{where}")
+    return " and ".join(dict.fromkeys(found)) or "a value that is not known at the end"
+
+
+def _how(node: Write, known: Solution, made_by: dict[Var, Node]) -> str:
+    """Why what a write overwrites is lost."""
+    reads = set(variables(node.olds))
+    if not reads:
+        return (
+            ", because nothing has read it. Write to another ref, keep the old value in one, or "
+            "use refs.checkpoint"
+        )
+    if isinstance(node.value, Var):
+        for v in _forward(reads, node.value, made_by):
+            maker = made_by[v]
+            name = getattr(getattr(maker, "eqn", None), "primitive", None)
+            if name is not None and v in known and any(x not in known for x in maker.ins):
+                return (
+                    f": `{name}` at {maker.line} can't be undone. Update by sums, `ref[...] += x`, "
+                    "keep the old value in another ref, or use refs.inverse or refs.checkpoint"
+                )
+    return ". Update by sums, `ref[...] += x`, keep the old value in a ref, or use refs.checkpoint"
+
+
+def _forward(start: set[Var], end: Var, made_by: dict[Var, Node]) -> Iterator[Var]:
+    """The variables on the way back from `end` that are made of `start`, the last first."""
+    rest, seen = [end], set[Var]()
+    while rest:
+        v = rest.pop(0)
+        if v in seen or v in start or v not in made_by:
+            continue
+        seen.add(v)
+        yield v
+        rest += variables(made_by[v].ins)

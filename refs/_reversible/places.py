@@ -1,0 +1,162 @@
+"""The part of a ref that an access touches, and what is known of it before anything runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+
+from refs import _jax
+from refs._indexing import ref_transforms
+from refs._indexing.places import is_static, known
+from refs._indexing.syntax import Span
+from refs._types import Atom, Aval, PyTreeDef, Value
+
+
+class Literal:
+    """A constant operand."""
+
+    __slots__ = ("aval", "value")
+
+    def __init__(self, value: Value, aval: Aval):
+        self.value, self.aval = value, aval
+
+
+class Place(NamedTuple):
+    """A part of a ref: the index of an access.
+
+    Attributes:
+      tree: the structure of JAX's ref transforms; None for a row of a scanned ref.
+      leaves: their traced parts, operands.
+      spans: a `Span` for each dimension; None where it isn't known before the program runs.
+      is_distinct: whether it names no element twice.
+      is_whole: whether it is the whole ref, as it is.
+      is_all: whether it names each element of the ref once, in some order.
+    """
+
+    tree: PyTreeDef | None
+    leaves: tuple[Atom, ...]
+    spans: tuple[Span, ...] | None
+    is_distinct: bool
+    is_whole: bool
+    is_all: bool
+
+    @staticmethod
+    def of(tree: PyTreeDef, leaves: Sequence[Atom], shape: tuple[int, ...]) -> Place:
+        transforms = jax.tree.unflatten(tree, list(leaves))
+        spans = _spans(transforms, shape)
+        is_whole = not transforms or (
+            len(transforms) == 1
+            and spans is not None
+            and len(spans) == len(shape)
+            and all(s.covers(n) for s, n in zip(spans, shape, strict=True))
+            and all(isinstance(d, _jax.Slice) for d in transforms[0].indices)
+        )
+        is_distinct = spans is not None or all(map(_is_distinct, transforms))
+        is_all = (
+            len(transforms) == 1
+            and isinstance(transforms[0], _jax.DistinctIndexer)
+            and math.prod(transforms[0].get_indexer_shape()) == math.prod(shape)
+        )
+        return Place(tree, tuple(leaves), spans, is_distinct, is_whole, is_all)
+
+    @staticmethod
+    def row(index: Atom) -> Place:
+        """The row of a scanned ref at the loop's own index, which is in bounds."""
+        return Place(None, (index,), None, True, False, False)
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether it is certainly in bounds: what is written there can be read back."""
+        return self.tree is None or self.spans is not None or self.is_whole
+
+    def is_same(self, other: Place) -> bool:
+        if self.is_whole and other.is_whole:
+            return True
+        return self.tree == other.tree and all(
+            a is b
+            or (
+                isinstance(a, Literal)
+                and isinstance(b, Literal)
+                and np.array_equal(a.value, b.value)
+            )
+            for a, b in zip(self.leaves, other.leaves, strict=True)
+        )
+
+    def is_disjoint(self, other: Place) -> bool:
+        """Whether the two certainly have no element in common."""
+        if self.spans is None or other.spans is None or len(self.spans) != len(other.spans):
+            return False
+        return any(map(_apart, self.spans, other.spans))
+
+    def read(self, x: Value, leaves: Sequence[Value]) -> Value:
+        """The part of an array, or of each of several arrays of one shape."""
+        return jax.tree.map(lambda a: self._read(a, leaves), x)
+
+    def write(self, x: Value, leaves: Sequence[Value], value: Value) -> Value:
+        """The array, or arrays, with this part overwritten."""
+        return jax.tree.map(lambda a, v: self._write(a, leaves, v), x, value)
+
+    def add(self, x: Value, leaves: Sequence[Value], value: Value) -> Value:
+        """The array with `value` added to this part."""
+        if self.tree is None:
+            return self._write(x, leaves, self._read(x, leaves) + value)
+        return ref_transforms.add(x, jax.tree.unflatten(self.tree, list(leaves)), value)
+
+    def _read(self, x: Value, leaves: Sequence[Value]) -> Value:
+        if self.tree is None:
+            return lax.dynamic_index_in_dim(
+                x, leaves[0], keepdims=False, allow_negative_indices=False
+            )
+        return ref_transforms.read(x, jax.tree.unflatten(self.tree, list(leaves)))
+
+    def _write(self, x: Value, leaves: Sequence[Value], value: Value) -> Value:
+        if self.tree is None:
+            return lax.dynamic_update_index_in_dim(
+                x, value, leaves[0], 0, allow_negative_indices=False
+            )
+        return ref_transforms.write(x, jax.tree.unflatten(self.tree, list(leaves)), value)
+
+
+def _spans(transforms: Sequence[Any], shape: tuple[int, ...]) -> tuple[Span, ...] | None:
+    """A `Span` for each dimension, if that is known and in bounds."""
+    if not transforms:
+        return tuple(Span(0, n) for n in shape)
+    found: list[Span | None] = [None]
+    if len(transforms) == 1 and isinstance(transforms[0], _jax.NDIndexer):
+        [indexer] = transforms
+        found = [_span(d, n) for d, n in zip(indexer.indices, indexer.shape, strict=True)]
+    spans = [s for s in found if s is not None]
+    return tuple(spans) if len(spans) == len(found) else None
+
+
+def _span(d: Any, n: int) -> Span | None:
+    is_slice = isinstance(d, _jax.Slice)
+    start = d.start if is_slice else d
+    start = start.value if isinstance(start, Literal) else start
+    size, step = (d.size, d.stride) if is_slice else (1, 1)
+    is_number = isinstance(start, int | np.integer | np.ndarray | jax.Array)
+    is_known = is_number and not isinstance(start, _jax.Tracer) and np.ndim(start) == 0
+    first: Any = known(np.asarray(start), n) if is_known and is_static(n) else None
+    if not (is_static(first) and is_static(size)) or first + (size - 1) * step >= n:
+        return None
+    return Span(int(first), int(size), step)
+
+
+def _apart(a: Span, b: Span) -> bool:
+    """Whether two spans have no element in common: apart, or interleaved with equal steps."""
+    if a.start + (a.size - 1) * a.step < b.start or b.start + (b.size - 1) * b.step < a.start:
+        return True
+    return a.step == b.step and (a.start - b.start) % a.step != 0
+
+
+def _is_distinct(transform: Any) -> bool:
+    """Whether a transform names no element twice."""
+    return isinstance(transform, _jax.DistinctIndexer) or all(
+        isinstance(d, _jax.Slice) or not getattr(getattr(d, "aval", d), "shape", ())
+        for d in getattr(transform, "indices", ())
+    )

@@ -1,0 +1,128 @@
+"""The node of `scan`, `map`, and `fori_loop`s of a known number of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from refs import _jax
+from refs._reversible.loops import Loop, Needs, like
+from refs._reversible.nodes import Body, Operand, Solution, Var
+from refs._types import Value
+
+
+class Scan(Loop):
+    """`scan`. After its stacked results come the `saved` ones of its body."""
+
+    def __init__(
+        self,
+        body: Body,
+        ins: Sequence[Operand],
+        outs: Sequence[Var],
+        n_consts: int,
+        n_carry: int,
+        length: int,
+        reverse: bool,
+        unroll: int,
+        line: str,
+    ):
+        self.body, self.ins, self.line = body, tuple(ins), line
+        self.n_consts, self.n_carry = n_consts, n_carry
+        self.length, self.is_reversed, self.unroll = length, reverse, unroll
+        self.saved = [
+            Var(_jax.array_type((length, *v.aval.shape), v.aval.dtype)) for v in body.saved
+        ]
+        self.outs = (*outs, *self.saved)
+
+    def run(self, values: Sequence[Value]) -> list[Value]:
+        (carry, _, _), (ys, saved) = self._scan(values, None, None)
+        return [*carry, *ys, *saved]
+
+    def run_anchored(self, values: Sequence[Value], every: int) -> tuple[list[Value], list[Value]]:
+        """The results, and the carry before each `every` steps, stacked."""
+        n = -(-self.length // every)
+        # Most steps write to a last row that nobody reads: to write nothing, XLA would copy.
+        buffers = jax.tree.map(
+            lambda x: jnp.broadcast_to(jnp.zeros_like(x), (n + 1, *x.shape)),
+            jax.tree.map(_jax.strong, list(values[self.n_consts : self.n_consts + self.n_carry])),
+        )
+        (carry, buffers, _), (ys, saved) = self._scan(values, buffers, every)
+        return [*carry, *ys, *saved], buffers
+
+    def _scan(self, values: Sequence[Value], buffers: Any, every: int | None) -> Any:
+        consts, rest = list(values[: self.n_consts]), values[self.n_consts :]
+        carry = jax.tree.map(_jax.strong, list(rest[: self.n_carry]))
+
+        def step(loop: Any, xs: Any) -> Any:
+            carry, buffers, i = loop
+            if every is not None:
+                row = jnp.where(i % every == 0, i // every, -1)
+                buffers = jax.tree.map(
+                    lambda b, x: lax.dynamic_update_index_in_dim(b, x, row, 0), buffers, carry
+                )
+            out, saved = self.body.results([*consts, *carry, *xs])
+            new = like(out[: self.n_carry], carry)
+            return (new, buffers, i + 1), (out[self.n_carry :], saved)
+
+        return lax.scan(
+            step,
+            (carry, buffers, jnp.int32(0)),
+            list(rest[self.n_carry :]),
+            length=self.length,
+            reverse=self.is_reversed,
+            unroll=self.unroll,
+        )
+
+    def given_from(self, known: Solution) -> set[Var]:
+        given = super().given_from(known)
+        saved = zip(self.body.saved, self.saved, strict=True)
+        return given | {mine for mine, v in saved if v in known}
+
+    def outside(self, needs: Needs) -> list[Var]:
+        saved = zip(self.body.saved, self.saved, strict=True)
+        return [*super().outside(needs), *(v for mine, v in saved if mine in needs.given)]
+
+    def reverse(
+        self,
+        at: Callable[[Operand], Value],
+        needs: Needs,
+        carry: Any,
+        step: Callable[[Any, dict[Var, Value], Value, Any], tuple[Any, Any]],
+        extra: Any,
+    ) -> tuple[Any, Any]:
+        first = self.n_consts + self.n_carry
+        inputs = self.body.inputs
+        fixed = {
+            inputs[k]: at(self.ins[k]) for k in range(self.n_consts) if inputs[k] in needs.given
+        }
+        rows = {
+            mine: at(v)
+            for mine, v in (
+                *zip(inputs[first:], self.ins[first:], strict=True),
+                *zip(self.body.saved, self.saved, strict=True),
+            )
+            if mine in needs.given
+        }
+        names = [*rows]
+
+        def one(loop: Any, x: Any) -> Any:
+            n, carry = loop  # how many steps there are before this one
+            row, extra = x
+            env = {**fixed, **dict(zip(names, row, strict=True)), **self._counted(at, needs, n)}
+            carry, out = step(carry, env, n, extra)
+            return (n - 1, carry), out
+
+        # The number is carried: of an array of all of them XLA would make one.
+        (_, carry), out = lax.scan(
+            one,
+            (jnp.int32(self.length - 1), carry),
+            ([*rows.values()], extra),
+            length=self.length,
+            reverse=not self.is_reversed,
+            unroll=self.unroll,
+        )
+        return carry, out

@@ -1,0 +1,313 @@
+"""Nodes of accesses to refs: reads, and writes, which make a new version of an old one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from refs._reversible.nodes import (
+    Lookup,
+    Node,
+    Operand,
+    Solution,
+    Step,
+    Var,
+    unbroadcast,
+    variables,
+)
+from refs._reversible.places import Place
+from refs._types import Value
+
+if TYPE_CHECKING:
+    from refs._reversible.backward import Backward
+    from refs._reversible.plan import Plan
+
+
+class Version(Node):
+    """A node that makes a version of a ref of another: the part of it outside `place` is the same.
+
+    Attributes:
+      place: the part that it changes.
+      reads: the reads of the same part as it was before, or has become, with their results; the
+        writes of that part before: filled in by `link`.
+    """
+
+    rank = 1
+    place: Place
+
+    @property
+    def before(self) -> Operand:
+        return self.ins[0]
+
+    @property
+    def after(self) -> Var:
+        return self.outs[0]
+
+
+class Read(Node):
+    """The value of a part of a version."""
+
+    rank = 0
+
+    def __init__(self, version: Operand, place: Place, out: Var, line: str):
+        self.ins, self.outs, self.line = (version, *place.leaves), (out,), line
+        self.place = place
+        # The versions in which the part is the same, the next ones first: see `link`.
+        self.same: list[Operand] = [version]
+
+    @property
+    def watched(self) -> Iterable[Var]:
+        return (*variables(self.same), *variables(self.place.leaves), *self.outs)
+
+    def run(self, values: Sequence[Value]) -> list[Value]:
+        return [self.place.read(values[0], values[1:])]
+
+    def ways(self, known: Solution) -> Iterator[Step]:
+        [out], version = self.outs, self.ins[0]
+        if not all(v in known for v in self.place.leaves):
+            return
+        if out in known:
+            if self.place.is_all and isinstance(version, Var) and version not in known:
+                deps = (out, *variables(self.place.leaves))
+                yield Step(self, deps, (version,), self._put_back)
+            return
+        for version in self.same:
+            if version in known:
+                deps = tuple(variables((version, *self.place.leaves)))
+                yield Step(self, deps, (out,), lambda at, v=version: [self._read(at, v)])
+                return
+
+    def _put_back(self, at: Lookup) -> list[Value]:
+        """The version, all of whose elements have been read, each once."""
+        part = at(self.outs[0])
+        leaves = [at(v) for v in self.place.leaves]
+        like = jax.tree.map(lambda x: jnp.zeros(self.ins[0].aval.shape, x.dtype), part)
+        return [self.place.write(like, leaves, part)]
+
+    def _read(self, at: Lookup, version: Operand) -> Value:
+        return self.place.read(at(version), [at(v) for v in self.place.leaves])
+
+    def needs(self, plan: Plan) -> Iterable[Var]:
+        return variables(self.place.leaves)
+
+    def pull(self, run: Backward) -> None:
+        ct = run.take(self.outs[0])
+        version = self.ins[0]
+        if ct is None or not run.is_active(version):
+            return
+        leaves = [run.value(v) for v in self.place.leaves]
+        if self.place.is_whole:
+            run.give(version, ct)
+        elif self.place.is_safe:
+            run.put(version, self.place.add(run.cotangent(version), leaves, ct))
+        else:
+            run.give(version, _transposed(lambda x: self.place.read(x, leaves), run, version, ct))
+
+
+def _transposed(fun: Callable[..., Value], run: Backward, operand: Operand, ct: Value) -> Value:
+    """The cotangent of the operand of a linear function."""
+    [out] = jax.linear_transpose(fun, run.zeros(operand))(ct)
+    return out
+
+
+class Write(Version):
+    """Overwrites a part of a version."""
+
+    def __init__(self, version: Operand, place: Place, value: Operand, after: Var, line: str):
+        self.ins, self.outs, self.line = (version, value, *place.leaves), (after,), line
+        self.place = place
+        # Variables that hold the part as it was before, and versions in which it is as it is after.
+        self.olds: list[Operand] = []
+        self.same: list[Operand] = [after]
+
+    @property
+    def value(self) -> Operand:
+        return self.ins[1]
+
+    @property
+    def watched(self) -> Iterable[Var]:
+        return variables((*self.ins, *self.outs, *self.olds, *self.same))
+
+    def run(self, values: Sequence[Value]) -> list[Value]:
+        return [self.place.write(values[0], values[2:], values[1])]
+
+    def ways(self, known: Solution) -> Iterator[Step]:
+        yield from self.own_way(known)
+        place = self.place
+        if not place.is_safe or not all(v in known for v in place.leaves):
+            return
+
+        def leaves(at: Lookup) -> list[Value]:
+            return [at(v) for v in place.leaves]
+
+        of_place = tuple(variables(place.leaves))
+        if self.value not in known and isinstance(self.value, Var):
+            for version in self.same:
+                if version in known and isinstance(version, Var):
+                    yield Step(
+                        self,
+                        (version, *of_place),
+                        (self.value,),
+                        lambda at, v=version: [place.read(at(v), leaves(at))],
+                    )
+                    break
+        if self.before not in known and isinstance(self.before, Var) and self.after in known:
+            for old in self.olds:
+                if old in known:
+                    deps = (self.after, *variables((old,)), *of_place)
+                    yield Step(
+                        self,
+                        deps,
+                        (self.before,),
+                        lambda at, v=old: [place.write(at(self.after), leaves(at), at(v))],
+                    )
+                    break
+
+    def needs(self, plan: Plan) -> Iterable[Var]:
+        return variables(self.place.leaves)
+
+    def pull(self, run: Backward) -> None:
+        ct = run.take(self.after)
+        if ct is None:
+            return
+        leaves = [run.value(v) for v in self.place.leaves]
+        if self.place.is_safe:
+            if run.is_active(self.value):
+                run.give(self.value, self.place.read(ct, leaves))
+            if run.is_active(self.before) and not self.place.is_whole:
+                nothing = jnp.zeros_like(self.place.read(ct, leaves))
+                run.give(self.before, self.place.write(ct, leaves, nothing))
+            return
+
+        def written(x: Value, value: Value) -> Value:
+            return self.place.write(x, leaves, value)
+
+        like = [run.zeros(self.before), run.zeros(self.value)]
+        # Not `linear_transpose`: JAX has none for an index that may name an element twice.
+        _, pull = jax.vjp(written, *like)
+        of_before, of_value = pull(ct)
+        run.give(self.before, of_before)
+        run.give(self.value, of_value)
+
+
+class Accumulate(Version):
+    """Adds to a part of a version, or subtracts from it (`sign` -1)."""
+
+    def __init__(
+        self,
+        version: Operand,
+        place: Place,
+        amount: Operand,
+        sign: int,
+        after: Var,
+        line: str,
+    ):
+        self.ins, self.outs, self.line = (version, amount, *place.leaves), (after,), line
+        self.place, self.sign = place, sign
+        assert after.state is not None
+        self.format = after.state.format
+
+    @property
+    def amount(self) -> Operand:
+        return self.ins[1]
+
+    def run(self, values: Sequence[Value]) -> list[Value]:
+        version, amount, *leaves = values
+        return [self._added(version, amount, leaves, self.sign)]
+
+    def _added(self, x: Value, amount: Value, leaves: Sequence[Value], sign: int) -> Value:
+        if self.format is None:
+            return self._plus(x, amount, leaves, sign)
+        if self.place.is_distinct:
+            part = self.place.read(x, leaves)
+            return self.place.write(x, leaves, self.format.plus(part, amount, sign))
+        amount = self.format.amount(amount)
+        if isinstance(x, tuple):  # The first of a pair takes it all: it may go to one place twice.
+            return (self._plus(x[0], amount, leaves, sign), *x[1:])
+        return self._plus(x, amount, leaves, sign)
+
+    def _plus(self, x: Value, amount: Value, leaves: Sequence[Value], sign: int) -> Value:
+        part = jax.eval_shape(lambda x: self.place.read(x, leaves), x)
+        if jnp.shape(amount) != part.shape:
+            amount = jnp.broadcast_to(amount, part.shape)
+        return self.place.add(x, leaves, amount if sign > 0 else -amount)
+
+    def ways(self, known: Solution) -> Iterator[Step]:
+        yield from self.own_way(known)
+        deps = (self.after, *variables(self.ins[1:]))
+        if (
+            isinstance(self.before, Var)
+            and self.before not in known
+            and all(v in known for v in deps)
+        ):
+            yield Step(self, deps, (self.before,), self._undone)
+
+    def _undone(self, at: Lookup) -> list[Value]:
+        amount, *leaves = (at(v) for v in self.ins[1:])
+        return [self._added(at(self.after), amount, leaves, -self.sign)]
+
+    def needs(self, plan: Plan) -> Iterable[Var]:
+        return variables(self.place.leaves)
+
+    def pull(self, run: Backward) -> None:
+        ct = run.take(self.after)
+        if ct is None:
+            return
+        leaves = [run.value(v) for v in self.place.leaves]
+        run.give(self.before, ct)
+        if not run.is_active(self.amount):
+            return
+        if self.place.is_safe:
+            part = self.place.read(ct, leaves)
+        else:
+            zeros = run.zeros(self.before)
+            part = _transposed(
+                lambda amount: self._plus(zeros, amount, leaves, 1), run, self.amount, ct
+            )
+        run.give(self.amount, unbroadcast(part if self.sign > 0 else -part, self.amount))
+
+
+def link(nodes: Sequence[Node]) -> None:
+    """Fills in which versions agree in the part that a node reads or writes.
+
+    A write leaves all parts as they are that it certainly doesn't touch.
+    """
+    made_by: dict[Var, Version] = {}
+    next_of: dict[Operand, Version] = {}
+    for node in nodes:
+        if isinstance(node, Version):
+            made_by[node.after] = node
+            next_of[node.before] = node
+
+    def later(version: Operand, place: Place) -> Iterator[Var]:
+        while (node := next_of.get(version)) is not None and node.place.is_disjoint(place):
+            version = node.after
+            yield version
+
+    def earlier(version: Operand, place: Place) -> Iterator[Operand]:
+        while isinstance(version, Var) and (node := made_by.get(version)) is not None:
+            if not node.place.is_disjoint(place):
+                return
+            version = node.before
+            yield version
+
+    held: dict[Operand, list[tuple[Place, Operand]]] = {}  # the known parts of each version
+    for node in nodes:
+        if isinstance(node, Read):
+            node.same += [*later(node.ins[0], node.place), *earlier(node.ins[0], node.place)]
+            held.setdefault(node.ins[0], []).append((node.place, node.outs[0]))
+        elif isinstance(node, Write):
+            node.same += later(node.after, node.place)
+            held.setdefault(node.after, []).append((node.place, node.value))
+    for node in nodes:
+        if isinstance(node, Write):
+            versions = (node.before, *earlier(node.before, node.place))
+            node.olds = [
+                value
+                for version in versions
+                for place, value in held.get(version, ())
+                if place.is_same(node.place)
+            ]

@@ -1,0 +1,25 @@
+"""Whether what is traced will be discharged here, or is left to JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+
+@contextmanager
+def to_be_discharged() -> Iterator[None]:
+    """A context in which this library traces a function."""
+    token = _is_discharged.set(True)
+    try:
+        yield
+    finally:
+        _is_discharged.reset(token)
+
+
+def is_to_be_discharged() -> bool:
+    """Whether the trace under way, or one around it, is this library's and not JAX's."""
+    return _is_discharged.get()
+
+
+_is_discharged: ContextVar[bool] = ContextVar("_is_discharged", default=False)

@@ -1,0 +1,151 @@
+"""`refs.reversible`: gradients through any number of steps in constant memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, overload
+
+import jax
+
+from refs import _jax
+from refs._discharge.interpreter import Context
+from refs._discharge.rules.reversible import call_reversible
+from refs._handles.predicates import is_ref
+from refs._reversible.formats import Format, format_of
+from refs._reversible.primitive import Settings, reversible_p
+from refs._tracing import touch_analysis
+from refs._tracing.discharged import is_to_be_discharged
+from refs._tracing.trace import Call, advised
+from refs._transactions.calls import in_transaction
+from refs._transactions.nested import call_over_arrays
+from refs._transactions.signature import Choice, check_callable
+from refs._types import RefLike, Value
+from refs.errors import RefTypeError, RefValueError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def reversible(
+    fun: Callable[P, R],
+    *,
+    mode: str | Format = ...,
+    tolerance: float | None = ...,
+    anchors: int | None = ...,
+) -> Callable[P, R]: ...
+
+
+@overload
+def reversible(
+    fun: None = ...,
+    *,
+    mode: str | Format = ...,
+    tolerance: float | None = ...,
+    anchors: int | None = ...,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def reversible(
+    fun: Any = None,
+    *,
+    mode: str | Format = "float",
+    tolerance: float | None = 1e-3,
+    anchors: int | None = None,
+) -> Any:
+    """Makes the gradient of `fun` undo its updates of refs, step by step, instead of storing them.
+
+    The backward pass starts from the refs' final contents and runs the updates in reverse:
+    `a[...] += f(b[...])` by `a[...] -= f(b[...])`. So the memory that a gradient takes doesn't grow
+    with the number of steps. Wrap the loop, not the layer.
+
+    In forward mode, and where nothing is differentiated, it is the plain function.
+
+    Args:
+      fun: a function over refs, which may be anywhere in its arguments, or closed over. What it
+        does to them must be possible to undo, as far as the gradient needs what they held: sums
+        with what is known, differences, exchanges, and other operations that can be inverted.
+        Without it, a decorator is returned.
+      mode: how float refs are kept. "float": as they are; sums are undone up to rounding. "pair":
+        as a sum of two floats. `refs.Fixed(bits)`, `refs.Grid(step)`: exactly; what is added is
+        rounded.
+      tolerance: the state that was restored is compared with the initial one. If a float is off by
+        more than this part of the largest number in its ref, every gradient is NaN. None: don't
+        compare, nor keep the initial state.
+      anchors: keep the state every so many steps of an outermost loop, compare and restart there.
+
+    Raises:
+      RefValueError: if `mode`, `tolerance` or `anchors` isn't one.
+      NotReversibleError: when the gradient is traced, if it needs what a ref held before a write
+        that can't be undone.
+
+    The idea is that of Gomez et al., "The reversible residual network" (2017).
+
+    >>> a, b = refs.new_ref(1.0), refs.new_ref(0.0)
+    >>> @refs.reversible
+    ... def orbit(k):
+    ...     def step(_, __):
+    ...         b[...] -= 0.01 * k * a[...]
+    ...         a[...] += 0.01 * b[...]
+    ...     refs.fori_loop(0, 1000, step, None)
+    ...     return a[...]
+    >>> round(float(refs.grad(orbit)(1.0)), 3)
+    2.743
+    """
+    if fun is None:
+        return lambda fun: reversible(fun, mode=mode, tolerance=tolerance, anchors=anchors)
+    check_callable("reversible", fun)
+    settings = Settings(format_of(mode), _checked(tolerance), _counted(anchors))
+    choice = Choice.of(fun, None, None)
+
+    def bound(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def called(leaves: list[Value]) -> Any:
+            with jax.disable_jit(False), _jax.without_hi_primitives(), advised():
+                closed, shape = jax.make_jaxpr(inner, return_shape=True)(leaves)
+            tree = jax.tree.structure(shape)
+            jaxpr = _jax.without_constants(closed)
+            operands = [*closed.consts, *leaves]
+            if not touch_analysis.closed_over(closed) and not any(map(is_ref, operands)):
+                # All refs are made inside: this is a pure function, wherever it is called.
+                out = call_reversible(Context(differentiated=True), jaxpr, settings, operands)
+            elif _jax.is_staging() and is_to_be_discharged():
+                out = reversible_p.bind(*operands, jaxpr=jaxpr, settings=settings)
+            else:  # JAX transforms this function over refs itself: it is the plain one.
+                return inner(leaves)
+            return jax.tree.unflatten(tree, out)
+
+        return called
+
+    @functools.wraps(fun)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        static, rest, named = choice.split(args, kwargs)
+        call = Call.of(rest, named)
+
+        def inside(refs: list[RefLike], leaves: list[Value]) -> Any:
+            given = call._replace(refs=refs, leaves=leaves)
+            return call_over_arrays(bound, fun, static, given)
+
+        key = (static, call.tree, call.ref_places, settings)
+        return in_transaction(inside, call.refs, call.leaves, [fun], key)
+
+    return wrapped
+
+
+def _checked(tolerance: float | None) -> float | None:
+    if tolerance is not None and not (isinstance(tolerance, int | float) and tolerance >= 0):
+        raise RefValueError(
+            f"reversible: tolerance {tolerance!r}: it is a number, not negative, or None"
+        )
+    return tolerance
+
+
+def _counted(anchors: int | None) -> int | None:
+    if anchors is not None and not (isinstance(anchors, int) and anchors > 0):
+        raise RefValueError(
+            f"reversible: anchors {anchors!r}: it is a positive number of steps, or None"
+        )
+    return anchors
+
+
+_ = RefTypeError
