@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import jaxlib
+import numpy as np
 from jax._src import ad_util, core, custom_batching
 from jax._src import linear_util as lu
 
@@ -22,7 +24,7 @@ __all__ = [
     "JitParams", "can_accumulate_gradients", "define_backward", "forward_rule", "has_rules",
     "instantiate", "is_custom_vjp", "is_symbolic_zero", "is_unspecified", "jit_params", "jvp_rule",
     "scan_params", "symbolic_zero", "tangent_type", "vjp_rule", "vmap_rule", "with_rules",
-    "xla_copies_less",
+    "xla_copies_less", "zero_tangent",
 ]  # fmt: skip
 
 
@@ -285,6 +287,13 @@ def tangent_type(x: Value) -> Aval:
 def symbolic_zero(aval: Aval) -> Any:
     """A symbolic zero of a type."""
     return ad_util.Zero(aval)
+
+
+def zero_tangent(x: Value) -> Value:
+    """The zero among the tangents of a value."""
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.zeros_like(x)
+    return np.zeros(x.shape, jax.dtypes.float0)
 
 
 def instantiate(x: Value) -> Value:

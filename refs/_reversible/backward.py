@@ -118,6 +118,12 @@ class Backward(Recovery):
         if self.apart is not None:
             self.apart.env.setdefault(v, x)
 
+    def is_restored_by(self, node: Node, x: Operand) -> bool:
+        """Whether a value is needed, and the undoing of a loop or branch gives it."""
+        if not isinstance(x, Var) or x not in self.needed or x in self.env:
+            return False
+        return x not in self.solution.given and self.solution.steps[x].node is node
+
     def all_flags(self) -> list[Value]:
         return self.flags if self.apart is None else [*self.flags, *self.apart.flags]
 
@@ -126,8 +132,7 @@ class Backward(Recovery):
 
     def zeros(self, x: Operand) -> Value:
         """Zeros of the type of a variable's cotangent."""
-        aval = x.aval
-        return _jax.zeros_like_aval(aval)
+        return _jax.zeros_like_aval(x.aval)
 
     def give(self, x: Operand, ct: Value | None) -> None:
         """Adds to a cotangent, if the variable has one."""

@@ -35,7 +35,6 @@ class Branch(Node):
         self.of_body = [[Var(v.aval) for v in body.saved] for body in bodies]
         self.saved = [v for own in self.of_body for v in own]
         self.outs = (*outs, *self.saved)
-        self.n_out = len(outs)
 
     @property
     def operands(self) -> Sequence[Operand]:
@@ -157,7 +156,7 @@ class Branch(Node):
             for j, v in enumerate(self.operands)
             if run.is_active(v) and any(p.body.inputs[j] in p.active for p in plans)
         ]
-        restored = [j for j, v in enumerate(self.operands) if self._is_restored(run, v)]
+        restored = [j for j, v in enumerate(self.operands) if run.is_restored_by(self, v)]
 
         def chosen(k: int) -> Callable[[], Any]:
             plan, given = plans[k], self.given(k, run.solution)
@@ -189,8 +188,3 @@ class Branch(Node):
             v = self.operands[j]
             assert isinstance(v, Var)
             run.find(v, x)
-
-    def _is_restored(self, run: Backward, v: Operand) -> bool:
-        if not isinstance(v, Var) or v not in run.needed or v in run.env:
-            return False
-        return v not in run.solution.given and run.solution.steps[v].node is self

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from refs import _jax
@@ -68,7 +67,7 @@ def differentiable(
             lambda fixed, cts: _back(program, settings, tree.unflatten(fixed), moving, varied, cts),
         )
         found = linear_map_p.bind(*fixed, *(along[k] for k in moving), linear=linear)
-        of_out = [_zero_tangent(x) for x in out]
+        of_out = [_jax.zero_tangent(x) for x in out]
         for k, t in zip(varied, found, strict=True):
             of_out[k] = t
         return out, of_out
@@ -87,16 +86,16 @@ def _forward(
 ) -> tuple[list[Value], Forward]:
     """The outputs, and what the backward pass is given."""
     body = program.body
-    env: dict[Var, Value] = dict(zip(body.inputs, inputs, strict=True))
     anchors: list[list[Value]] = []
-    for node in body.nodes:
-        values = [value_of(env, a) for a in node.ins]
-        if settings.anchors is not None and isinstance(node, Scan):
-            out, buffers = node.run_anchored(values, settings.anchors)
-            anchors.append(buffers)
-        else:
-            out = list(node.run(values))
-        env.update(zip(node.outs, out, strict=True))
+
+    def evaluate(node: Node, values: Sequence[Value]) -> Sequence[Value]:
+        if settings.anchors is None or not isinstance(node, Scan):
+            return node.run(values)
+        out, buffers = node.run_anchored(values, settings.anchors)
+        anchors.append(buffers)
+        return out
+
+    env = body.run(inputs, evaluate)
     out = [_jax.as_array(value_of(env, v)) for v in body.outputs]
     kept: dict[str, Any] = {}
     if settings.tolerance is not None:
@@ -136,11 +135,10 @@ def _back(
     """Reverse mode: what is known at the end is undone, and the cotangents pulled back."""
     body, n = program.body, program.n_written
     wanted = [
-        (v, ct)
+        (v, _jax.as_array(ct))
         for v, ct in zip((body.outputs[k] for k in varied), cts, strict=True)
         if not _jax.is_symbolic_zero(ct)
     ]
-    wanted = [(v, _jax.as_array(ct)) for v, ct in wanted]
     plan = Plan(body)
     plan.spread(body.inputs[k] for k in moving)
     plan.want(variables(v for v, _ in wanted))
@@ -226,9 +224,3 @@ def _is_undone(run: Backward, read: Read) -> bool:
     [out] = read.outs
     step = run.solution.steps.get(out) if out in run.needed else None
     return step is not None and not (step.node.rank < 2 and step.deps[0] in run.solution.given)
-
-
-def _zero_tangent(x: Value) -> Value:
-    if not _jax.is_key(x.dtype) and jnp.issubdtype(x.dtype, jnp.inexact):
-        return jnp.zeros_like(x)
-    return np.zeros(x.shape, jax.dtypes.float0)

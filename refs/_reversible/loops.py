@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,9 @@ from refs._reversible.places import Literal
 from refs._reversible.plan import Plan
 from refs._reversible.solve import closure, solve
 from refs._types import Value
+
+# `step(carry, env, i, x)`: see `Loop.reverse`.
+ReversedStep: TypeAlias = Callable[[Any, dict[Var, Value], Value, Any], tuple[Any, Any]]
 
 
 class Needs(NamedTuple):
@@ -224,7 +227,7 @@ class Loop(Node):
         at: Callable[[Operand], Value],
         needs: Needs,
         carry: Any,
-        step: Callable[[Any, dict[Var, Value], Value, Any], tuple[Any, Any]],
+        step: ReversedStep,
         extra: Any,
     ) -> tuple[Any, Any]:
         """A loop of as many steps, the last one first: the final carry and the stacked results.
@@ -245,7 +248,7 @@ class Loop(Node):
         [plan] = run.plan.inner[self]
         body = self.body
         wanted = {*plan.demanded}
-        wanted |= {self.before(c) for c in self.carry if self._is_restored(run, c, plan)}
+        wanted |= {self.before(c) for c in self.carry if run.is_restored_by(self, self.initial(c))}
         needs = self.needs_of(run.solution, plan.solution, wanted)
         moving = [
             c for c in self.carry if self.before(c) in plan.active or self.after(c) in plan.active
@@ -303,13 +306,6 @@ class Loop(Node):
             run.give(self.ins[k], ct)
         for k, ct in zip(rows, of_rows, strict=True):
             run.give(self.ins[k], ct)
-
-    def _is_restored(self, run: Backward, c: int, plan: Plan) -> bool:
-        """Whether something outside needs this part of the carry as it was at first."""
-        v = self.initial(c)
-        if not isinstance(v, Var) or v not in run.needed or v in run.env:
-            return False
-        return v not in run.solution.given and run.solution.steps[v].node is self
 
     def _check(self, run: Backward, needs: Needs, state: Sequence[Value]) -> None:
         """Compares what was found with what was kept, and goes on with that."""

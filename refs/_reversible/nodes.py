@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 
-from refs import _jax
 from refs._origin import Origin
 from refs._reversible.formats import Format
 from refs._reversible.places import Literal
@@ -166,11 +165,17 @@ class Body:
         self.inputs, self.nodes, self.outputs = tuple(inputs), tuple(nodes), tuple(outputs)
         self.saved = tuple(saved)
 
-    def run(self, inputs: Sequence[Value]) -> dict[Var, Value]:
-        """The values of all variables."""
+    def run(
+        self,
+        inputs: Sequence[Value],
+        evaluate: Callable[[Node, Sequence[Value]], Sequence[Value]] = lambda node, xs: node.run(
+            xs
+        ),
+    ) -> dict[Var, Value]:
+        """The values of all variables; `evaluate(node, operands)` gives the results of a node."""
         env: dict[Var, Value] = dict(zip(self.inputs, inputs, strict=True))
         for node in self.nodes:
-            out = node.run([value_of(env, a) for a in node.ins])
+            out = evaluate(node, [value_of(env, a) for a in node.ins])
             env.update(zip(node.outs, out, strict=True))
         return env
 
@@ -190,7 +195,11 @@ def value_of(env: dict[Var, Value], x: Operand) -> Value:
 
 def is_smooth(v: Operand) -> bool:
     """Whether values of this type have derivatives."""
-    return not _jax.is_key(v.aval.dtype) and jnp.issubdtype(v.aval.dtype, jnp.inexact)
+    return is_smooth_type(v.aval)
+
+
+def is_smooth_type(aval: Aval) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
 def unbroadcast(ct: Value, operand: Operand) -> Value:

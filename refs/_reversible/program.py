@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from refs import _jax
 from refs._origin import Origin
 from refs._reversible import access as access  # imported for their rules
 from refs._reversible import flow as flow
@@ -15,7 +14,7 @@ from refs._reversible.build import Builder, Cell
 from refs._reversible.equations import Decode, Encode
 from refs._reversible.formats import Format
 from refs._reversible.loops import Loop
-from refs._reversible.nodes import Body, Operand, State, Var, variables
+from refs._reversible.nodes import Body, Operand, State, Var, is_smooth_type, variables
 from refs._reversible.scaling import Empty
 from refs._types import Aval, ClosedJaxpr, DType, RefLike
 
@@ -131,8 +130,7 @@ def _keep(builder: Builder) -> None:
 
 
 def _kept(format: Format | None, aval: Aval) -> Format | None:
-    is_smooth = not _jax.is_key(aval.dtype) and jnp.issubdtype(aval.dtype, jnp.inexact)
-    return format if is_smooth else None
+    return format if is_smooth_type(aval) else None
 
 
 def _integer(dtype: DType) -> DType:

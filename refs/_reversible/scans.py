@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
-from refs._reversible.loops import Loop, Needs, like
+from refs._reversible.loops import Loop, Needs, ReversedStep, like
 from refs._reversible.nodes import Body, Operand, Solution, Var
 from refs._types import Value
 
@@ -91,7 +91,7 @@ class Scan(Loop):
         at: Callable[[Operand], Value],
         needs: Needs,
         carry: Any,
-        step: Callable[[Any, dict[Var, Value], Value, Any], tuple[Any, Any]],
+        step: ReversedStep,
         extra: Any,
     ) -> tuple[Any, Any]:
         first = self.n_consts + self.n_carry

@@ -31,8 +31,6 @@ class Version(Node):
 
     Attributes:
       place: the part that it changes.
-      reads: the reads of the same part as it was before, or has become, with their results; the
-        writes of that part before: filled in by `link`.
     """
 
     rank = 1
@@ -45,6 +43,9 @@ class Version(Node):
     @property
     def after(self) -> Var:
         return self.outs[0]
+
+    def needs(self, plan: Plan) -> Iterable[Var]:
+        return variables(self.place.leaves)
 
 
 class Read(Node):
@@ -166,9 +167,6 @@ class Write(Version):
                     )
                     break
 
-    def needs(self, plan: Plan) -> Iterable[Var]:
-        return variables(self.place.leaves)
-
     def pull(self, run: Backward) -> None:
         ct = run.take(self.after)
         if ct is None:
@@ -248,9 +246,6 @@ class Accumulate(Version):
     def _undone(self, at: Lookup) -> list[Value]:
         amount, *leaves = (at(v) for v in self.ins[1:])
         return [self._added(at(self.after), amount, leaves, -self.sign)]
-
-    def needs(self, plan: Plan) -> Iterable[Var]:
-        return variables(self.place.leaves)
 
     def pull(self, run: Backward) -> None:
         ct = run.take(self.after)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from refs import _jax
 from refs._discharge.cells import merge, root, split
@@ -59,7 +57,7 @@ def discharge_custom_jvp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
         out = eval_rule(inside.ctx, jaxpr, consts, given, where)
         primals_out, nonzeros = out[: len(zeros_out)], iter(out[len(zeros_out) :])
         tangents_out = [
-            _zero_tangent(p) if zero else next(nonzeros)
+            _jax.zero_tangent(p) if zero else next(nonzeros)
             for p, zero in zip(primals_out, zeros_out, strict=True)
         ]
         said = {id(root(x)) for x in changed_by(jaxpr, consts, given)}
@@ -83,9 +81,3 @@ def discharge_custom_jvp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
     out, state = call(split(args), scope.state, scope.constants, scope.sums)
     scope.update(state)
     return out
-
-
-def _zero_tangent(primal: Value) -> Value:
-    if is_smooth(primal):
-        return jnp.zeros_like(primal)
-    return np.zeros(primal.shape, jax.dtypes.float0)
