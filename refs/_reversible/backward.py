@@ -91,13 +91,19 @@ class Backward(Recovery):
     ):
         super().__init__(plan.solution, env)
         # In exact modes what is undone is computed apart from the pullbacks: see `formats.apart`.
+        # They share no operand, weights neither: on a GPU XLA makes one product of two that do.
         self.apart = Recovery(plan.solution, env) if plan.solution.is_exact else None
         if self.apart is not None:
-            self.env = {v: x if v.state is None else apart(x) for v, x in self.env.items()}
+            self.env = {v: apart(x) for v, x in self.env.items()}
         self.plan, self.kept = plan, kept
         self.needed = closure(plan.solution, {*plan.demanded, *required})
         self.pullbacks: dict[Node, Pullback] = {}
         self._cts: dict[Var, Value] = {}
+
+    def value(self, x: Operand) -> Value:
+        found = super().value(x)
+        is_shared = self.apart is not None and isinstance(x, Literal) and x.aval.ndim
+        return apart(found) if is_shared else found
 
     def evaluated(self, step: Step) -> Any:
         node = step.node
@@ -114,9 +120,10 @@ class Backward(Recovery):
 
     def find(self, v: Var, x: Value) -> None:
         """Notes a value that was found otherwise."""
-        self.env.setdefault(v, x)
         if self.apart is not None:
             self.apart.env.setdefault(v, x)
+            x = apart(x)
+        self.env.setdefault(v, x)
 
     def is_restored_by(self, node: Node, x: Operand) -> bool:
         """Whether a value is needed, and the undoing of a loop or branch gives it."""

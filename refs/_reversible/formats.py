@@ -64,7 +64,8 @@ def apart(x: Value) -> Value:
 
     What is added must come out the same, to the bit, when it is computed again. XLA computes a
     value in other ways beside other uses of it, or of the values that it is made of: so there must
-    be none.
+    be none. On a GPU it puts what makes an operand into the kernel of a product, and for another
+    kernel another order of summation may be the fastest: so what is read stands apart, too.
     """
     return lax.optimization_barrier(x)
 
@@ -120,7 +121,7 @@ class Fixed(Format):
 
     def decode(self, s: Value, dtype: DType) -> Value:
         wide = jnp.float64 if s.dtype == jnp.int64 else jnp.float32
-        return (s.astype(wide) * 2.0**-self.bits).astype(dtype)
+        return apart((s.astype(wide) * 2.0**-self.bits).astype(dtype))
 
     def amount(self, x: Value) -> Value:
         wide, whole = (
@@ -175,7 +176,7 @@ class Grid(Format):
         return apart(self.amount(x))
 
     def decode(self, s: Value, dtype: DType) -> Value:
-        return s
+        return apart(s)
 
     def amount(self, x: Value) -> Value:
         return _snapped(x, self.step)
