@@ -3,6 +3,7 @@
 from refs import errors as errors
 from refs import export as export
 from refs import extend as extend
+from refs import random as random
 from refs import testing as testing
 from refs import tree as tree
 from refs._callbacks.callback import io_callback as io_callback
@@ -84,6 +85,7 @@ __all__ = [
     "new_ref",
     "pack",
     "pure_callback",
+    "random",
     "remat",
     "reshard",
     "reversible",

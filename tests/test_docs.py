@@ -101,3 +101,12 @@ def test_readme_sets_up_with_two_commands_and_shows_code_early():
 def test_wrong_code_is_found(code, complaint):
     with pytest.raises((AssertionError, ZeroDivisionError), match=complaint):
         run(blocks_of(f"text\n\n```python\n{code}```\n"), "page.md")
+
+
+def test_the_home_page_lists_all_pages():
+    settings, home = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("mkdocs.yml", "docs/index.md")
+    )
+    pages = re.findall(r"^  - .*: (\S+\.md)$", settings, re.M)
+    assert len(pages) > 10
+    assert pages == ["index.md", *re.findall(r"^- \[.*?\]\((\S+\.md)\)", home, re.M)]

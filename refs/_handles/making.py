@@ -78,7 +78,7 @@ def new_ref(
         if sharding is not None:
             init_val = _jax.place_in_trace(init_val, sharding)
         traced = _jax.new_ref(init_val, memory_space=memory_space, kind=kind, **pinned)
-        return _retyped(traced, origin)
+        return give_origin(traced, origin)
     is_key = isinstance(init_val, jax.Array) and _jax.is_key(init_val.dtype)
     check_memory(is_key, sharding or getattr(init_val, "sharding", None), origin)
     if sharding is not None:
@@ -171,8 +171,8 @@ for _name in ("copy", "deepcopy"):
     setattr(RefType, f"_{_name}", lambda aval, tracer, *memo: _copied(tracer))
 
 
-def _retyped(ref: RefLike, origin: Origin) -> RefLike:
-    """Gives a ref that JAX has made in a trace our type, with its origin."""
+def give_origin(ref: RefLike, origin: Origin) -> RefLike:
+    """Gives a ref its origin; one that JAX has made in a trace gets our type."""
     return _jax.retype(ref, lambda aval: RefType.of(aval, origin))
 
 

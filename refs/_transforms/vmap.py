@@ -20,6 +20,7 @@ from refs._discharge.rule_closures import is_open
 from refs._handles.access import describe
 from refs._handles.predicates import is_ref
 from refs._lanes.lane_analysis import Contents, LaneAnalysis
+from refs._lanes.streams import Stream, after_a_key
 from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import uses_refs
 from refs._tracing.trace import AbstractArgument, Call, ref_type
@@ -137,6 +138,12 @@ def vmap(
             may_touch_refs = _may_touch_refs(t.traced.jaxpr)
             by_jax.note(fun, not (may_touch_refs or call.refs or can_fail(t.traced.jaxpr)))
             axis_of = {s: axes.of_slot(s, refs) for s in t.touch_of}
+            streams = {
+                s: s.origin
+                for s in t.written
+                if axis_of[s] is None and isinstance(s.origin, Stream)
+            }
+            axis_of |= dict.fromkeys(streams, 0)
             analysis = _analyse(t, axis_of, axes, axis_name)
             sums = {
                 s: touch.method
@@ -168,15 +175,19 @@ def vmap(
                 out_axes=(state_axes, *t.per_result(out_axes)),
                 **{**options, "axis_size": axes.size},
             )
+            before = dict(zip(written, t.values(written, refs), strict=True))
+            of_lanes = {s: axes.streams(stream, before[s]) for s, stream in streams.items()}
             state, arrays, made = batched(
                 axes.flags if may_touch_refs else None,
-                t.values(written, refs),
+                [*(before | of_lanes).values()],
                 t.values(t.read, refs),
                 leaves,
             )
+            after = dict(zip(written, state, strict=True))
+            after |= {s: after_a_key(before[s]) for s in streams}
             # With zero lanes nothing is written, though a value that all lanes share is computed.
-            kept = [s for s in written if axes.size or axis_of[s] is not None]
-            t.commit(kept, refs, [x for s, x in zip(written, state, strict=True) if s in kept])
+            kept = [s for s in written if axes.size or axes.of_slot(s, refs) is not None]
+            t.commit(kept, refs, [after[s] for s in kept])
             result = t.result(arrays, made, refs)
             if may_touch_refs and (maps_itself := _found(result, _jax.has_its_own_axes)):
                 raise _maps_itself(maps_itself[0])
@@ -236,6 +247,11 @@ class _Axes(NamedTuple):
         if self.sharding is None:
             return flags
         return jax.sharding.reshard(flags, self.sharding)
+
+    def streams(self, stream: Stream, words: Value) -> Value:
+        """The contents `[n_lanes, n_words]` of the lanes' streams, sharded as the lanes are."""
+        split = stream.split(words, (self.size,))
+        return split if self.sharding is None else jax.sharding.reshard(split, self.sharding)
 
     @property
     def mesh_axes(self) -> Any:

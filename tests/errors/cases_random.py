@@ -1,0 +1,36 @@
+"""Errors of random generators. See `test_errors.py`."""
+
+import jax
+
+import refs
+from refs import errors
+from refs.random import stateful_rng
+from tests.errors.case import raises
+
+
+@raises(
+    errors.RefTypeError,
+    "stateful_rng without a seed, in a traced function: each call would draw the same numbers. "
+    "Give it a seed, or make it outside",
+)
+def generator_without_a_seed(r, i):
+    refs.jit(lambda: stateful_rng().normal())()
+
+
+@raises(
+    errors.RefValueError,
+    "a draw of ref `dice` (created at FILE:N), a generator that was split into (3,): give it to "
+    "the lanes of `refs.vmap`, or use one of `rng.spawn(n)`",
+)
+def draw_of_a_generator_that_was_split(r, i):
+    stateful_rng(0, name="dice").split(3).normal()
+
+
+@raises(
+    errors.RefStateError,
+    "use of ref `once` (created at FILE:N), which was frozen at FILE:N",
+)
+def key_that_is_used_twice(r, i):
+    once = refs.new_ref(jax.random.key(0), name="once")
+    refs.freeze(once)
+    refs.freeze(once)
