@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import random as jax_random
+from jax.sharding import AxisType
 
 import refs
 from refs.random import stateful_rng
+from tests.processes import run_again_with_devices
 
 XS = jnp.arange(3.0)
 
@@ -294,6 +296,55 @@ def test_other_refs_of_lanes_are_as_ever():
 
     got = refs.vmap(f)(XS)
     np.testing.assert_allclose(total[...], jnp.sum(got), rtol=1e-6)
+
+
+# -- Devices --------------------------------------------------------------------------------------
+
+N = len(jax.devices())
+everywhere = pytest.mark.parametrize("wrap", [lambda f: f, refs.jit], ids=["top level", "jit"])
+
+
+def over_devices(f, **options):
+    mesh = jax.make_mesh((N,), ("d",), axis_types=(AxisType.Auto,))
+    return refs.shard_map(f, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d"), **options)
+
+
+@everywhere
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_all_devices_draw_the_same(wrap, check_vma):
+    rng, expected = both()
+    got = wrap(over_devices(lambda x: x + rng.normal(), check_vma=check_vma))(jnp.zeros(N))
+    same(got, jnp.full(N, expected.normal()))
+    same(rng.random(), expected.random())
+
+
+@everywhere
+def test_lanes_on_devices(wrap):
+    rng, expected = both()
+    f = over_devices(refs.vmap(lambda x: x + rng.normal()))
+    drawn = [g.normal() for g in expected.spawn(2)]
+    same(wrap(f)(jnp.zeros(2 * N)), jnp.stack(N * drawn))
+
+
+@everywhere
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_lanes_that_devices_divide(wrap, kind):
+    with jax.set_mesh(jax.make_mesh((N,), ("d",), axis_types=(kind,))):
+        rng, expected = both()
+        place = jax.NamedSharding(jax.sharding.get_mesh(), jax.P("d"))
+        xs = jax.device_put(jnp.zeros(2 * N), place)
+        got = wrap(refs.vmap(lambda x: x + rng.normal()))(xs)
+        same(got, jnp.stack([g.normal() for g in expected.spawn(2 * N)]))
+        assert got.sharding.is_equivalent_to(place, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(N > 1, reason="there are more devices already")
+def test_on_four_devices():
+    assert "passed" in run_again_with_devices(4, __file__, "-k", "devices")
+
+
+# -- Itself ---------------------------------------------------------------------------------------
 
 
 def test_without_a_seed_no_two_are_the_same():

@@ -110,7 +110,7 @@ def go_along(refs: Sequence[RefLike], others: Iterable[Any]) -> bool:
 
     Args:
       refs: all refs that the program touches.
-      others: the leaves of its arguments.
+      others: the leaves of its arguments, and the shardings of what it makes itself.
 
     Returns:
       Whether any were moved: not if the rest lies on several sets of devices.
@@ -119,8 +119,10 @@ def go_along(refs: Sequence[RefLike], others: Iterable[Any]) -> bool:
     free = [ref for ref in alone if not ref._is_placed]
     if not free or not _jax.at_top_level():
         return False
+    others = [*others]
     arrays = (x for x in others if isinstance(x, _jax.ArrayImpl))
-    target = along(map(placement_of, (*alone, *arrays)))
+    given = (x for x in others if isinstance(x, Sharding))
+    target = along([*map(placement_of, (*alone, *arrays)), *given])
     if target is None:
         return False
     moved = [ref for ref in free if ref.sharding.device_set != target.device_set]

@@ -17,14 +17,15 @@ from jax._src.lax import lax as _lax
 from jax._src.lib import _jax as _jaxlib
 
 from refs._jax.names import varying_axes
+from refs._jax.primitives import shard_map_p
 from refs._types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 
 __all__ = [
-    "any_equation", "as_array", "as_closed", "at_its_own_lines", "before_python",
+    "all_equations", "any_equation", "as_array", "as_closed", "at_its_own_lines", "before_python",
     "bind", "bind_eqn", "called_by", "captured", "eval_jaxpr", "forget_fast_path",
     "has_side_effects", "is_called_callback", "is_zero_literal",
-    "jaxprs_in", "map_closed", "map_jaxprs", "new_var", "one_vjp", "replace_jaxpr", "source_of",
-    "split_params", "strong", "typed_like", "user_line", "vary_as", "with_equations",
+    "jaxprs_in", "map_closed", "map_jaxprs", "meshes_in", "new_var", "one_vjp", "replace_jaxpr",
+    "source_of", "split_params", "strong", "typed_like", "user_line", "vary_as", "with_equations",
 ]  # fmt: skip
 
 _HiPrimitive: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimitive", ())
@@ -143,12 +144,25 @@ def has_side_effects(eqn: Eqn) -> bool:
     return any(not isinstance(e, core.NamedAxisEffect) for e in eqn.effects)
 
 
+def all_equations(closed: ClosedJaxpr) -> Iterator[Eqn]:
+    """The equations of a jaxpr, each followed by those of the jaxprs in it."""
+    for eqn in closed.jaxpr.eqns:
+        yield eqn
+        for inner in jaxprs_in(eqn.params):
+            yield from all_equations(inner)
+
+
 def any_equation(closed: ClosedJaxpr, test: Callable[[Eqn], bool]) -> bool:
     """Whether an equation of a jaxpr, or of one in it, passes the test."""
-    return any(
-        test(eqn) or any(any_equation(inner, test) for inner in jaxprs_in(eqn.params))
-        for eqn in closed.jaxpr.eqns
-    )
+    return any(map(test, all_equations(closed)))
+
+
+def meshes_in(closed: ClosedJaxpr) -> set[jax.sharding.Mesh]:
+    """The meshes over which a jaxpr has `shard_map`s."""
+    meshes = (e.params["mesh"] for e in all_equations(closed) if e.primitive is shard_map_p)
+    # One without devices stands for the mesh in force.
+    found = (m if isinstance(m, jax.sharding.Mesh) else jax.sharding.get_mesh() for m in meshes)
+    return {m for m in found if not m.empty}
 
 
 def is_called_callback(primitive: Primitive) -> bool:

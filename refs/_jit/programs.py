@@ -268,7 +268,9 @@ class Programs:
             key = self._key(static, call)
             entry = self._fitting(key, call) or self._add(key, call, self._made(static, call))
             # Which refs it closes over is known now.
-            if entry.is_plain or not go_along(entry.arguments.refs_of(call.flat), call.flat):
+            if entry.is_plain or not go_along(
+                entry.arguments.refs_of(call.flat), [*call.flat, *entry.transaction.places]
+            ):
                 return entry
 
     def _fitting(self, key: tuple[Any, ...], call: Call) -> Any:

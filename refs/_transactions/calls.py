@@ -102,7 +102,7 @@ class _TracedCall:
     def run(self, refs: Sequence[RefLike], arrays: Sequence[Value]) -> Any:
         """A call as a transaction: at top level, or in a trace that may be differentiated."""
         t = self._t
-        go_along(t.refs([*t.written, *t.read], refs), [*arrays, *t.program.arrays])
+        go_along(t.refs([*t.written, *t.read], refs), [*arrays, *t.program.arrays, *t.places])
         # Closed-over arrays are operands, not constants of the program that is compiled.
         given: dict[str, Any] = {"captured": t.program.arrays}
         if _jax.is_staging():

@@ -11,6 +11,7 @@ they are: handles, or the traced refs of an enclosing transformation. So wrapper
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -282,6 +283,11 @@ class Transaction:
     def refs(self, slots: Sequence[Slot], arguments: Sequence[RefLike]) -> list[RefLike]:
         """The refs that slots stand for in a call."""
         return [s.ref(arguments, self.program.refs) for s in slots]
+
+    @functools.cached_property
+    def places(self) -> list[jax.sharding.Sharding]:
+        """Where its `shard_map`s run: on all devices of their meshes."""
+        return [jax.NamedSharding(m, jax.P()) for m in _jax.meshes_in(self.traced.jaxpr)]
 
     @property
     def new_origins(self) -> list[Origin]:

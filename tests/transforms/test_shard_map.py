@@ -312,6 +312,23 @@ def test_a_ref_on_a_single_device(wrap, is_passed):
     np.testing.assert_array_equal(r[...], X)
 
 
+@everywhere
+@pytest.mark.parametrize("is_passed", [True, False], ids=["passed", "closed over"])
+def test_refs_that_nobody_has_placed_go_to_the_mesh(wrap, is_passed):
+    n = refs.new_ref(1.0)
+
+    def counted(x, n):
+        n[...] += 1
+        return n[...] * x
+
+    passed = over_devices(counted, (SPLIT, P()), SPLIT), (jnp.asarray(X), n)
+    closed_over = over_devices(lambda x: counted(x, n), SPLIT, SPLIT), (jnp.asarray(X),)
+    mapped, args = passed if is_passed else closed_over
+    for k in (2, 3):
+        np.testing.assert_array_equal(wrap(mapped)(*args), k * X)
+        assert n[...] == k
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(N > 1, reason="there are more devices already")
 def test_on_four_devices():
