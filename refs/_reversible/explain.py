@@ -111,7 +111,16 @@ def _how(node: Write, known: Solution, made_by: dict[Var, Node]) -> str:
                     f": `{name}` at {maker.line} can't be undone. Update by sums, `ref[...] += x`, "
                     "keep the old value in another ref, or use refs.inverse or refs.checkpoint"
                 )
-    return ". Update by sums, `ref[...] += x`, keep the old value in a ref, or use refs.checkpoint"
+    exactly = (
+        ": in an exact mode sums, moves and negation are undone, and in refs.Fixed products with "
+        "constants"
+        if known.is_exact
+        else ""
+    )
+    return (
+        f"{exactly}. Update by sums, `ref[...] += x`, keep the old value in a ref, or use "
+        "refs.checkpoint"
+    )
 
 
 def _forward(start: set[Var], end: Var, made_by: dict[Var, Node]) -> Iterator[Var]:
