@@ -62,6 +62,7 @@ LAYERS = [
     ["_reversible.linear", "_reversible.inverse", "_reversible.nodes", "_reversible.primitive"],
     ["_reversible.equations", "_reversible.scaling", "_reversible.solve", "_reversible.versions"],
     ["_reversible.encoding", "_reversible.explain"],
+    ["_reversible.groups"],
     ["_reversible.build"],
     ["_reversible.access", "_reversible.plan"],
     ["_reversible.backward"],

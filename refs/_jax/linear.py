@@ -1,17 +1,18 @@
-"""Primitives that bring a rule of their own: for the transpose of a linear map, or an inverse."""
+"""Primitives with rules of their own: linear maps, functions with inverses, opaque ones."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import core
+from jax._src import core, dispatch
 from jax._src.interpreters import ad, batching, mlir
 
 from refs._types import Primitive, Value
 
-__all__ = ["register_inlined", "register_linear_map"]
+__all__ = ["register_inlined", "register_linear_map", "register_opaque"]
 
 
 def register_linear_map(primitive: Primitive) -> None:
@@ -78,7 +79,34 @@ def register_inlined(
         return jax.jvp(lambda *xs: run(*xs, **params), tuple(primals), tangents)
 
     ad.primitive_jvps[primitive] = jvp
+    _register_batcher(primitive, batched)
 
+
+def register_opaque(
+    primitive: Primitive,
+    run: Callable[..., list[Value]],
+    derived: Callable[..., list[Value]],
+    batched: Callable[..., dict[str, Any]],
+) -> None:
+    """Registers a primitive that no transformation takes apart: it is compiled as a whole.
+
+    It is `run(*operands, **params)`; its derivative is that of `derived`, which computes the same.
+    `batched` is as in `register_inlined`.
+    """
+    primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
+
+    def jvp(primals: Sequence[Value], tangents: Sequence[Any], **params: Any) -> Any:
+        out = primitive.bind(*primals, **params)
+        tangents = tuple(map(ad.instantiate_zeros, tangents))
+        _, along = jax.jvp(lambda *xs: derived(*xs, **params), tuple(primals), tangents)
+        return out, along
+
+    ad.primitive_jvps[primitive] = jvp
+    _register_batcher(primitive, batched)
+
+
+def _register_batcher(primitive: Primitive, batched: Callable[..., dict[str, Any]]) -> None:
     def batch(axis_data: Any, operands: Any, axes: Any, **params: Any) -> Any:
         if all(axis is None for axis in axes):
             out = primitive.bind(*operands, **params)

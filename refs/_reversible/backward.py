@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from refs import _jax
-from refs._reversible.equations import Equation, Pullback
-from refs._reversible.formats import apart
+from refs._reversible.equations import Equation, Moved, Pullback
 from refs._reversible.nodes import Node, Operand, Solution, Step, Var
 from refs._reversible.places import Literal
 from refs._reversible.plan import Plan
@@ -90,26 +89,20 @@ class Backward(Recovery):
         kept: Kept | None = None,
     ):
         super().__init__(plan.solution, env)
-        # In exact modes what is undone is computed apart from the pullbacks: see `formats.apart`.
-        # They share no operand, weights neither: on a GPU XLA makes one product of two that do.
-        self.apart = Recovery(plan.solution, env) if plan.solution.is_exact else None
-        if self.apart is not None:
-            self.env = {v: apart(x) for v, x in self.env.items()}
         self.plan, self.kept = plan, kept
         self.needed = closure(plan.solution, {*plan.demanded, *required})
         self.pullbacks: dict[Node, Pullback] = {}
         self._cts: dict[Var, Value] = {}
 
-    def value(self, x: Operand) -> Value:
-        found = super().value(x)
-        is_shared = self.apart is not None and isinstance(x, Literal) and x.aval.ndim
-        return apart(found) if is_shared else found
-
     def evaluated(self, step: Step) -> Any:
         node = step.node
-        if self.apart is not None and not step.runs and node.rank:
-            return [apart(self.apart.value(v)) for v in step.gives]
-        if step.runs and type(node) is Equation and self._has_active(node):
+        # What moves an encoded value has a pullback of its own.
+        if (
+            step.runs
+            and isinstance(node, Equation)
+            and not isinstance(node, Moved)
+            and self._has_active(node)
+        ):
             values = [self.value(x) for x in node.ins]
             out, self.pullbacks[node] = node.linearized(self, values)
             return out
@@ -120,9 +113,6 @@ class Backward(Recovery):
 
     def find(self, v: Var, x: Value) -> None:
         """Notes a value that was found otherwise."""
-        if self.apart is not None:
-            self.apart.env.setdefault(v, x)
-            x = apart(x)
         self.env.setdefault(v, x)
 
     def is_restored_by(self, node: Node, x: Operand) -> bool:
@@ -130,9 +120,6 @@ class Backward(Recovery):
         if not isinstance(x, Var) or x not in self.needed or x in self.env:
             return False
         return x not in self.solution.given and self.solution.steps[x].node is node
-
-    def all_flags(self) -> list[Value]:
-        return self.flags if self.apart is None else [*self.flags, *self.apart.flags]
 
     def is_active(self, x: Operand) -> bool:
         return x in self.plan.active
@@ -181,6 +168,8 @@ def agree(states: Iterable[tuple[Var, Value, Value, Value]], tolerance: float) -
     flags, floats = [], []
     for v, found, kept, later in states:
         form = None if v.state is None else v.state.format
+        if form is None and isinstance(kept, tuple):
+            continue  # Bits that products have lost: what is popped of a stack is still there.
         if form is not None and not form.is_exact:
             found, kept, later = (form.decode(x, v.aval.dtype) for x in (found, kept, later))
         if _jax.is_key(kept.dtype):

@@ -173,7 +173,7 @@ class Branch(Node):
                 of_operands = [inner.cotangent(inputs[j]) for j in active]
                 states = [inner.value(inputs[j]) for j in restored]
                 is_right = jnp.asarray(True)
-                for flag in inner.all_flags():
+                for flag in inner.flags:
                     is_right &= flag
                 return of_operands, jax.tree.map(_jax.strong, states), is_right
 

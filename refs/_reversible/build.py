@@ -18,6 +18,7 @@ from refs._origin import origin_of
 from refs._reversible.encoding import SUMS, Encoding
 from refs._reversible.equations import Decode, Encode, Equation
 from refs._reversible.formats import Format
+from refs._reversible.groups import grouped
 from refs._reversible.inverses import type_of
 from refs._reversible.nodes import Body, Node, Operand, State, Var
 from refs._reversible.places import Literal, Place
@@ -74,7 +75,7 @@ class Builder:
 
     def body(self, inputs: Sequence[Var], outputs: Sequence[Operand]) -> Body:
         link(self.nodes)
-        return Body(inputs, self.nodes, outputs, self.saved)
+        return Body(inputs, grouped(self.nodes, (*outputs, *self.saved)), outputs, self.saved)
 
     # --- Jaxprs
 

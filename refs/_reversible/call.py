@@ -163,7 +163,7 @@ def _back(
     if kept is not None:
         run.flags += agree(_found_first(program, run, kept), kept.tolerance)
     found = [run.cotangent(body.inputs[k]) for k in moving]
-    if flags := run.all_flags():
+    if flags := run.flags:
         is_right = jnp.all(jnp.stack([*map(_agreed, flags)]))
         found = _poisoned(is_right, found)
     return found
@@ -223,4 +223,7 @@ def _is_undone(run: Backward, read: Read) -> bool:
     """Whether what a ref held is needed and follows from what was made of it, by an inverse."""
     [out] = read.outs
     step = run.solution.steps.get(out) if out in run.needed else None
-    return step is not None and not (step.node.rank < 2 and step.deps[0] in run.solution.given)
+    if step is None:
+        return False
+    is_read = step.node.rank < 2 and all(v in run.solution.given for v in step.deps[:1])
+    return not is_read

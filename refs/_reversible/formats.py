@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -59,17 +60,6 @@ class Format(ABC):
         return None
 
 
-def apart(x: Value) -> Value:
-    """`x`, computed apart from what it is used for.
-
-    What is added must come out the same, to the bit, when it is computed again. XLA computes a
-    value in other ways beside other uses of it, or of the values that it is made of: so there must
-    be none. On a GPU it puts what makes an operand into the kernel of a product, and for another
-    kernel another order of summation may be the fastest: so what is read stands apart, too.
-    """
-    return lax.optimization_barrier(x)
-
-
 def _real_only(mode: Format, dtype: DType, described: str) -> RefTypeError:
     return RefTypeError(
         f"reversible: {described} has dtype {dtype}, and mode {mode} keeps real numbers: use mode "
@@ -101,7 +91,7 @@ class Fixed(Format):
     is_exact = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bits, int) or not 0 <= self.bits <= 63:
+        if not isinstance(self.bits, numbers.Integral) or not 0 <= self.bits <= 63:
             raise RefValueError(
                 f"refs.Fixed(bits={self.bits!r}): the number of binary places is an integer from "
                 "0 to 31, or to 63 for float64"
@@ -117,11 +107,11 @@ class Fixed(Format):
             )
 
     def encode(self, x: Value) -> Value:
-        return apart(self.amount(x))
+        return self.amount(x)
 
     def decode(self, s: Value, dtype: DType) -> Value:
         wide = jnp.float64 if s.dtype == jnp.int64 else jnp.float32
-        return apart((s.astype(wide) * 2.0**-self.bits).astype(dtype))
+        return (s.astype(wide) * 2.0**-self.bits).astype(dtype)
 
     def amount(self, x: Value) -> Value:
         wide, whole = (
@@ -135,7 +125,7 @@ class Fixed(Format):
 
     def plus(self, s: Value, x: Value, sign: int) -> Value:
         # Rounded first, then negated: it must be the same amount that is added and subtracted.
-        amount = apart(self.amount(x.astype(jnp.float64) if s.dtype == jnp.int64 else x))
+        amount = self.amount(x.astype(jnp.float64) if s.dtype == jnp.int64 else x)
         return s + amount if sign > 0 else s - amount
 
 
@@ -161,7 +151,7 @@ class Grid(Format):
     is_exact = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.step, int | float) or not (
+        if not isinstance(self.step, numbers.Real) or not (
             0 < self.step < math.inf and math.frexp(self.step)[0] == 0.5
         ):
             raise RefValueError(
@@ -171,18 +161,24 @@ class Grid(Format):
     def check(self, dtype: DType, described: str) -> None:
         if jnp.issubdtype(dtype, jnp.complexfloating):
             raise _real_only(self, dtype, described)
+        least, most = float(jnp.finfo(dtype).smallest_normal), float(jnp.finfo(dtype).max)
+        if not max(least, 1 / most) <= self.step <= most * 2.0 ** -(jnp.finfo(dtype).nmant + 1):
+            raise RefValueError(
+                f"reversible: {described} has dtype {dtype}, and {self} has a step that is too "
+                "small or too large for its numbers"
+            )
 
     def encode(self, x: Value) -> Value:
-        return apart(self.amount(x))
+        return self.amount(x)
 
     def decode(self, s: Value, dtype: DType) -> Value:
-        return apart(s)
+        return s
 
     def amount(self, x: Value) -> Value:
         return _snapped(x, self.step)
 
     def plus(self, s: Value, x: Value, sign: int) -> Value:
-        amount = apart(self.amount(x.astype(s.dtype)))
+        amount = self.amount(x.astype(s.dtype))
         return s + amount if sign > 0 else s - amount
 
     def in_range(self, s: Value) -> Value:
@@ -195,8 +191,7 @@ def _snapped(x: Value, step: float) -> Value:
 
     JAX 0.10 gets the second derivative wrong of a `custom_jvp` function in a loop.
     """
-    one = x.dtype.type(1)
-    rounded = jnp.round(x * (one / step)) * (one * step)
+    rounded = jnp.round(x * (1 / step)) * step
     return lax.stop_gradient(rounded) + (x - lax.stop_gradient(x))
 
 

@@ -287,7 +287,7 @@ class Loop(Node):
                 s + inner.cotangent(body.inputs[k]) for s, k in zip(sums, consts, strict=True)
             ]
             of_rows = [inner.cotangent(body.inputs[k]) for k in rows]
-            for flag in inner.all_flags():
+            for flag in inner.flags:
                 is_right &= flag
             return like((found, of_carry, of_consts, is_right), loop), of_rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import numbers
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -141,11 +142,11 @@ def _checked(tolerance: float | None) -> float | None:
 
 
 def _counted(anchors: int | None) -> int | None:
-    if anchors is not None and not (isinstance(anchors, int) and anchors > 0):
+    if anchors is not None and not (isinstance(anchors, numbers.Integral) and anchors > 0):
         raise RefValueError(
             f"reversible: anchors {anchors!r}: it is a positive number of steps, or None"
         )
-    return anchors
+    return None if anchors is None else int(anchors)
 
 
 _ = RefTypeError

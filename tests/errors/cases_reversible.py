@@ -364,8 +364,8 @@ def reversible_while_loop_in_a_while_loop(r, i):
 @raises(
     errors.NotReversibleError,
     "reversible: the write of ref `r` (created at FILE:N) at FILE:N can't be undone: the old value "
-    "is lost: in an exact mode sums, moves and negation are undone, and in refs.Fixed products with "
-    "constants. Update by sums, `ref[...] += x`, keep the old value in a ref, or use "
+    "is lost: in an exact mode sums, moves and negation are undone, and in refs.Fixed products "
+    "with constants. Update by sums, `ref[...] += x`, keep the old value in a ref, or use "
     "refs.checkpoint",
 )
 def reversible_product_with_what_is_traced(r, i):

@@ -118,6 +118,12 @@ def test_anchors_of_a_loop_with_an_index(anchors):
     agree(gradients(programs.counted, anchors=anchors), plain(programs.counted), 1e-8)
 
 
+@pytest.mark.parametrize("anchors", [1, 2, 3])
+def test_anchors_where_products_have_lost_bits(anchors):
+    got = gradients(descent, mode=FIXED, anchors=anchors)
+    agree(got, plain(descent), 1e-8)
+
+
 # --- Refs that are zero at first
 
 
