@@ -128,10 +128,10 @@ def at_its_own_lines() -> Iterator[None]:
         current.context = before
 
 
-def user_line(eqn: Eqn) -> str:
+def user_line(eqn: Eqn, otherwise: str = "an unknown line") -> str:
     """`file.py:12` of the user's code that made the equation."""
     frame = source_info_util.user_frame(eqn.source_info.traceback)
-    return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else "an unknown line"
+    return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else otherwise
 
 
 def captured(traced: Any) -> Sequence[Value]:

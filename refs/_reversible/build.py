@@ -67,6 +67,7 @@ class Builder:
         self._reads: dict[Operand, list[Var]] = {}  # the reads of each version
         self._encoding = Encoding(self.add, self._made_by, self.buffers, is_counted)
         self._same: dict[Any, list[Var]] = {}
+        self._line = "an unknown line"  # that of the call whose jaxpr is being added
 
     def add(self, node: Node) -> None:
         self.nodes.append(node)
@@ -104,7 +105,11 @@ class Builder:
         inner = _jax.jaxprs_in(eqn.params)
         if eqn.primitive in _INLINED:
             [closed] = inner
-            return self.eval(closed, args)
+            around = self._line
+            self._line = _jax.user_line(eqn, around)  # JAX's own functions have no lines inside.
+            out = self.eval(closed, args)
+            self._line = around
+            return out
         touches_refs = (
             any(isinstance(a, Cell) for a in args)
             or any(_jax.is_ref_type(v.aval) for v in eqn.outvars)
@@ -131,7 +136,7 @@ class Builder:
         if key is not None and key in self._same:
             return self._same[key]
         outs = [Var(v.aval) for v in eqn.outvars]
-        self.add(Equation(eqn, args, outs))
+        self.add(Equation(eqn, args, outs, _jax.user_line(eqn, self._line)))
         if key is not None:
             self._same[key] = outs
         return outs

@@ -35,9 +35,11 @@ Pullback = Callable[[Sequence[Value]], Sequence[Value]]
 class Equation(Node):
     """An equation without refs, as it is."""
 
-    def __init__(self, eqn: Eqn, ins: Sequence[Operand], outs: Sequence[Var]):
+    def __init__(
+        self, eqn: Eqn, ins: Sequence[Operand], outs: Sequence[Var], line: str | None = None
+    ):
         self.eqn, self.ins, self.outs = eqn, tuple(ins), tuple(outs)
-        self.line = _jax.user_line(eqn)
+        self.line = _jax.user_line(eqn) if line is None else line
 
     def run(self, values: Sequence[Value]) -> Sequence[Value]:
         with _jax.source_of(self.eqn), self.eqn.ctx.manager:

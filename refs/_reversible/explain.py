@@ -26,7 +26,23 @@ def explain(body: Body, known: Solution, user: Node, missing: Var) -> NotReversi
             "which doesn't follow from what is known at the end: keep it in a ref that isn't "
             "written again, or use refs.checkpoint"
         )
-    return _blame(blamed[-1], known, made_by)
+    return _blame(_cause(blamed[-1], lost, known, made_by), known, made_by)
+
+
+def _cause(node: Node, lost: list[Node], known: Solution, made_by: dict[Var, Node]) -> Node:
+    """Of the writes that can't be undone the one because of which a sum can't: what it adds needs
+    a ref as it was before that.
+    """
+    seen = {node}
+    while isinstance(node, Accumulate):
+        needed = {v.state for x in node.ins[1:] for v in _behind(x, known, made_by)} - {None}
+        others = (n for n in lost if n not in seen)
+        causes = [n for n in others if any(v.state in needed for v in variables(n.ins[:1]))]
+        if not causes:
+            break
+        node = causes[-1]
+        seen.add(node)
+    return node
 
 
 def _blame(node: Node, known: Solution, made_by: dict[Var, Node]) -> NotReversibleError:
@@ -34,7 +50,8 @@ def _blame(node: Node, known: Solution, made_by: dict[Var, Node]) -> NotReversib
     for body, inside in node.inside(known):
         lost = [inner for inner in body.nodes if _is_lost(inner, inside)]
         if lost:
-            return _blame(lost[-1], inside, {v: n for n in body.nodes for v in n.outs})
+            makers = {v: n for n in body.nodes for v in n.outs}
+            return _blame(_cause(lost[-1], lost, inside, makers), inside, makers)
     version = node.outs[0]
     described = "a ref" if version.state is None else version.state.origin.describe()
     start = f"reversible: the write of {described} at {node.line} can't be undone: "

@@ -131,9 +131,7 @@ def _group(members: Sequence[Equation], outs: Sequence[Var]) -> Group:
         *(AbstractArgument(x.aval) for x in ins)
     )
     [eqn] = traced.jaxpr.eqns
-    group = Group(eqn, ins, outs)
-    group.line = members[-1].line
-    return group
+    return Group(eqn, ins, outs, members[-1].line)
 
 
 def _is_number(x: Operand) -> bool:

@@ -366,6 +366,26 @@ def test_exact_products_with_arrays_of_a_constant():
     agree(gradients(refs.reversible(program, mode=FIXED)), gradients(program), 1e-7)
 
 
+@pytest.mark.parametrize(
+    "lossy", [jnp.tanh, lambda x: jnp.where(x > 0, x, -x)], ids=["tanh", "select_n"]
+)
+def test_the_write_that_is_blamed(lossy, request):
+    """Not the sum before it, which can't be undone because of it."""
+
+    def program(a, b, ws):
+        def layer(w):
+            a[...] += jnp.sin(w * b[...])
+            b[...] += jnp.sin(w * a[...])
+            a[...] = lossy(a[...])
+
+        scan(layer, ws)
+        return end(a, b)
+
+    name = request.node.callspec.id
+    with pytest.raises(NotReversibleError, match=rf"the old value is lost: `{name}` at test_nodes"):
+        gradients(refs.reversible(program))
+
+
 @as_on_cpu  # elsewhere it isn't defined which of the two is written
 def test_an_element_that_is_named_twice():
     def program(a, b, ws):
