@@ -22,7 +22,7 @@ __all__ = [
     "custom_jvp_call_p", "custom_vjp_call_p", "custom_vmap_p", "debug_primitives", "empty_ref_p",
     "free_ref_p", "freeze_p", "get_p", "inlined_call_primitives", "jit_p", "loop_primitives",
     "metadata_call_primitives", "new_ref_p", "passing_primitives", "reduce_scatter_p", "remat_p",
-    "run_state_p", "scan_p", "shard_map_p", "swap_p", "while_p",
+    "run_state_p", "scan_p", "shard_map_p", "stop_gradient_p", "swap_p", "while_p",
 ]  # fmt: skip
 
 get_p = _state.get_p
@@ -41,7 +41,8 @@ add_any_p = ad_util.add_any_p
 # They pass their operands to Python; of a ref, the contents.
 debug_primitives = (debugging.debug_callback_p, debugging.debug_print_p)
 # They return their operand, which may be a ref.
-passing_primitives = (ad_util.stop_gradient_p, _name_p)
+stop_gradient_p = ad_util.stop_gradient_p
+passing_primitives = (stop_gradient_p, _name_p)
 # They change only the type: its sharding, or the axes of a `shard_map` that it varies over.
 cast_primitives = (_pjit.reshard_p, core.pvary_p)
 reduce_scatter_p = _parallel.reduce_scatter_p

@@ -82,6 +82,10 @@ class Equation(Node):
 
         return compute
 
+    def spread(self, plan: Plan) -> None:
+        if self.eqn.primitive is not _jax.stop_gradient_p:
+            super().spread(plan)
+
     def needs(self, plan: Plan) -> Iterable[Var]:
         active = tuple(k for k, v in enumerate(self.ins) if v in plan.active)
         plan.used[self] = used_by_pullback(self, active)

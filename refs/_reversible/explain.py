@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from refs import _jax
+from refs._reversible.equations import Equation
 from refs._reversible.nodes import Body, Node, Operand, Solution, Var, variables
 from refs._reversible.versions import Accumulate, Read, Write
 from refs.errors import NotReversibleError
@@ -105,6 +107,10 @@ def _reasons(operands: tuple[Operand, ...], known: Solution, made_by: dict[Var, 
                 state = version.state if isinstance(version, Var) else None
                 named = state.origin.describe() if state else "a ref"
                 found.append(f"{named} as it was at {node.line}")
+            elif isinstance(node, Equation) and _jax.has_side_effects(node.eqn):
+                found.append(
+                    f"the result of `{node.eqn.primitive}` at {node.line}, which runs once"
+                )
             elif node is None and v.state is None:
                 where = ": in an exact mode only refs can" if known.is_exact else ""
                 found.append(f"a part of the loop's carry that can't be undone{where}")

@@ -138,6 +138,10 @@ class Write(Version):
     def ways(self, known: Solution) -> Iterator[Step]:
         yield from self.own_way(known)
         place = self.place
+        if place.is_whole and self.value in known and self.after not in known:
+            # What was there before doesn't matter.
+            deps = tuple(variables((self.value,)))
+            yield Step(self, deps, (self.after,), lambda at: [at(self.value)])
         if not place.is_safe or not all(v in known for v in place.leaves):
             return
 

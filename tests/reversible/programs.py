@@ -194,9 +194,23 @@ def twice(a, b, ws):
 
 
 # These can be undone in every mode.
+def scratch(a, b, ws):
+    """A ref is overwritten in each step, twice, by what follows from others."""
+    t = refs.new_ref(jnp.zeros(6))
+
+    def layer(w):
+        t[...] = jnp.sin(b[...]) * w
+        a[...] += t[...]
+        t[...] = jnp.sin(a[...])
+        b[...] += t[...] * w
+
+    scan(layer, ws)
+    return end(a, b) + t[1]
+
+
 EXACT = [
     sums, unrolled, counted, indexed, out_of_bounds, branching, nested, rows, exchange,
-    parts, permuted, scattered, of_calls, with_own_refs, twice,
+    parts, permuted, scattered, of_calls, with_own_refs, twice, scratch,
 ]  # fmt: skip
 
 

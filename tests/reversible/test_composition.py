@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import refs
+from refs.errors import NotReversibleError
 from tests.reversible import programs
 from tests.reversible.common import (
     BOTH,
@@ -16,6 +17,7 @@ from tests.reversible.common import (
     X,
     agree,
     along,
+    gradients,
     loss_of,
     with_outside_refs,
 )
@@ -229,3 +231,30 @@ def test_integers_among_arguments_and_results():
         return refs.grad(loss, BOTH)(WS, X), refs.jvp(loss, (WS, X), (WS, X))
 
     agree(of(refs.reversible), of(lambda f: f))
+
+
+@pytest.mark.parametrize("callback", [refs.pure_callback, jax.pure_callback])
+def test_what_python_computes_of_a_stopped_value(callback):
+    def program(a, b, ws):
+        def layer(w):
+            y = callback(np.sin, jax.ShapeDtypeStruct(w.shape, w.dtype), lax.stop_gradient(w))
+            a[...] += w * y * b[...]
+            b[...] += jnp.sin(a[...])
+
+        programs.scan(layer, ws)
+        return programs.end(a, b)
+
+    agree(gradients(refs.reversible(program)), gradients(program))
+
+
+def test_what_python_computes_once():
+    def program(a, b, ws):
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        a[...] += b[...] * refs.io_callback(np.float32, shape, 2.0)
+        return jnp.sum(a[...] ** 2)
+
+    text = (
+        "what it adds needs the result of `.*callback.*` at test_composition.py:.*, which runs once"
+    )
+    with pytest.raises(NotReversibleError, match=text):
+        gradients(refs.reversible(program))
