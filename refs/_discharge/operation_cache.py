@@ -7,6 +7,7 @@ neither the jaxprs nor the refs that they close over.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -111,9 +112,11 @@ def _compiled(
         jaxpr, out = jax.make_jaxpr(pure, return_shape=True)(*types)
     tree = jax.tree.structure(out)
 
+    # Closed-over arrays are operands, as they are where the operation isn't compiled: XLA computes
+    # otherwise with constants.
     @jax.jit
-    def run(contents: Sequence[Value], arrays: Sequence[Value]) -> PyTree:
-        out = _jax.eval_jaxpr(jaxpr, jaxpr.consts, [*contents, *arrays])
+    def run(consts: Sequence[Value], contents: Sequence[Value], arrays: Sequence[Value]) -> PyTree:
+        out = _jax.eval_jaxpr(jaxpr, consts, [*contents, *arrays])
         return tree.unflatten(out)
 
-    return Compiled(run, written)
+    return Compiled(functools.partial(run, jaxpr.consts), written)

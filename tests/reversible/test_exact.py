@@ -97,6 +97,30 @@ def test_sums_are_undone_to_the_bit(wrap, mode):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-3 * np.abs(want).max())
 
 
+@pytest.mark.parametrize("mode", [refs.Fixed(24), refs.Grid(2**-18)], ids=str)
+def test_functions_of_a_closed_over_array(mode):
+    """At top level a loop that comes again is compiled: the array isn't a constant of it."""
+    w, x = WEIGHTS[0][0], STATE.T
+    a, b = refs.new_ref(x), refs.new_ref(x)
+
+    @refs.reversible(mode=mode)
+    def program(k):
+        def step(_, __):
+            a[...] += k * (jax.nn.softmax(w) @ b[...])
+            b[...] += k * a[...]
+            return _, None
+
+        refs.scan(step, None, None, length=4)
+        return jnp.mean(a[...] ** 2)
+
+    found = []
+    for _ in range(3):
+        found.append(refs.grad(program)(0.1))
+        a[...], b[...] = x, x
+    np.testing.assert_allclose(found, found[0], rtol=1e-5)
+    assert np.isfinite(found).all()
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_a_grid_of_short_floats(dtype):
     """Of numbers with few digits, so that nothing is rounded."""
