@@ -118,6 +118,7 @@ PRIMITIVES = {
     "custom_vmap_p": jax.custom_batching.sequential_vmap(jnp.sin),
     "reduce_scatter_p": lambda x: sharded(x, lambda x: lax.psum_scatter(x, "i", tiled=True)),
     "run_state_p": run_state(lambda r: refs.set(r, 0, 1.0)),
+    "stop_gradient_p": lax.stop_gradient,
 }
 
 
