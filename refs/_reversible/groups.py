@@ -64,7 +64,7 @@ class Group(Equation):
 
 def grouped(nodes: Sequence[Node], outputs: Sequence[Operand]) -> Sequence[Node]:
     """The nodes of a body, with a `Group` of the equations of each exact amount."""
-    exact = {id(node) for node in nodes if _amount_of(node) is not None}
+    exact = {id(node) for node in nodes if _rounds(node)}
     if not exact:
         return nodes
     users: dict[Var, list[Node]] = {}
@@ -96,13 +96,10 @@ def grouped(nodes: Sequence[Node], outputs: Sequence[Operand]) -> Sequence[Node]
     return _in_order([group_of.get(node, node) for node in nodes])
 
 
-def _amount_of(node: Node) -> Operand | None:
-    """What a node rounds to an exact format, or None."""
-    if isinstance(node, Accumulate | Plus) and node.format is not None and node.format.is_exact:
-        return node.ins[1]
-    if isinstance(node, Encode) and node.format.is_exact:
-        return node.ins[0]
-    return None
+def _rounds(node: Node) -> bool:
+    """Whether a node rounds an operand to an exact format."""
+    form = node.format if isinstance(node, Accumulate | Plus | Encode) else None
+    return form is not None and form.is_exact
 
 
 def _is_member(node: Node) -> bool:
@@ -126,10 +123,9 @@ def _group(members: Sequence[Equation], outs: Sequence[Var]) -> Group:
             env.update(zip(node.outs, node.run(operands), strict=True))
         return [env[v] for v in outs]
 
-    closed = jax.make_jaxpr(compute)(*(AbstractArgument(x.aval) for x in ins))
-    traced = jax.make_jaxpr(lambda *xs: group_p.bind(*xs, jaxpr=closed))(
-        *(AbstractArgument(x.aval) for x in ins)
-    )
+    types = [AbstractArgument(x.aval) for x in ins]
+    closed = jax.make_jaxpr(compute)(*types)
+    traced = jax.make_jaxpr(lambda *xs: group_p.bind(*xs, jaxpr=closed))(*types)
     [eqn] = traced.jaxpr.eqns
     return Group(eqn, ins, outs, members[-1].line)
 

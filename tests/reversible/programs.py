@@ -258,3 +258,15 @@ def expanding(a, b, ws):
 
     scan(lambda _: scan(layer, ws), jnp.zeros(6))
     return jnp.sum(a[...] + b[...])
+
+
+def net(a, b, ws):
+    """Layers of products with matrices: each row of `ws` is a pair of them."""
+
+    def layer(_, w):
+        a[...] += jnp.tanh(b[...] @ w[0])
+        b[...] -= jnp.tanh(a[...] @ w[1])
+        return _, None
+
+    refs.scan(layer, None, ws)
+    return jnp.sum(a[...] * b[...])

@@ -9,21 +9,12 @@ import pytest
 
 import refs
 from tests.reversible.common import loss_of
+from tests.reversible.programs import net
 
 RNG = np.random.default_rng(0)
 WEIGHTS = tuple(jnp.asarray(RNG.normal(size=(6, 128, 128)) / 16, jnp.float32) for _ in range(2))
 STATE = jnp.asarray(np.round(RNG.normal(size=(64, 128)) * 2**10) / 2**10, jnp.float32)
 MODES = [refs.Fixed(20), refs.Grid(2**-20)]
-
-
-def layers(a, b, ws):
-    def layer(_, w):
-        a[...] += jnp.tanh(b[...] @ w[0])
-        b[...] -= jnp.tanh(a[...] @ w[1])
-        return _, None
-
-    refs.scan(layer, None, ws)
-    return jnp.sum(a[...] * b[...])
 
 
 def nested(a, b, ws):
@@ -40,7 +31,7 @@ def nested(a, b, ws):
     return jnp.sum(a[...] * b[...])
 
 
-@pytest.mark.parametrize("program", [layers, nested])
+@pytest.mark.parametrize("program", [net, nested])
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_products_share_no_operand(program, mode):
     """On a GPU XLA makes one of those that do, and another product has another rounding."""
@@ -62,7 +53,7 @@ def instructions(text):
     return list(first)
 
 
-@pytest.mark.parametrize("program", [layers, nested])
+@pytest.mark.parametrize("program", [net, nested])
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_products_are_undone_to_the_bit(program, mode):
     """Or the gradient is NaN: no difference is tolerated."""

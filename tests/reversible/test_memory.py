@@ -11,6 +11,7 @@ import refs
 from refs.testing import assert_in_place
 from tests.platforms import as_on_cpu
 from tests.reversible.common import loss_of
+from tests.reversible.programs import net
 
 pytestmark = as_on_cpu
 
@@ -18,16 +19,6 @@ ODD = 37  # no other size is this
 WIDTH = 16
 ROWS = 8
 MODES = ["float", "pair", refs.Fixed(20), refs.Grid(2**-16)]
-
-
-def net(a, b, ws):
-    def layer(_, w):
-        a[...] += jnp.tanh(b[...] @ w[0])
-        b[...] -= jnp.tanh(a[...] @ w[1])
-        return _, None
-
-    refs.scan(layer, None, ws)
-    return jnp.sum(a[...] * b[...])
 
 
 def weights(depth):
