@@ -13,26 +13,24 @@ import jax
 
 from refs import _jax
 from refs._buffers.devices import devices_told
-from refs._buffers.handles import is_ours, sharding_of
-from refs._buffers.parts import part_of
 from refs._handles.access import check_ref
-from refs._handles.predicates import is_ref
 from refs._handles.ref import Ref
 from refs._handles.resharding import go_along
 from refs._jit.dispatch import NoForm, dispatcher
 from refs._jit.entry import Entry
 from refs._jit.executable import Options
 from refs._jit.inner import Inner, key_of
+from refs._jit.kinds import is_like, kind_of, quick_key, shapes_of_refs
 from refs._jit.plain import GetFun, Plain
 from refs._jit.stages import Lowered, Traced
 from refs._jit.ways import carefully, prepare
-from refs._tracing.trace import Call, Trace, ref_type
+from refs._tracing.trace import Call, Trace
 from refs._tracing.weak_memo import WeakMemo
 from refs._transactions.calls import in_transaction
 from refs._transactions.nested import call_inside
-from refs._transactions.signature import NO_STATIC, Choice, Static, dtype_of, type_of
+from refs._transactions.signature import NO_STATIC, Choice, Static
 from refs._transactions.transaction import Transaction
-from refs._types import Aval, PyTreeDef, RefLike, Value
+from refs._types import RefLike, Value
 from refs.errors import RefStateError, RefTypeError
 
 
@@ -89,9 +87,9 @@ class Programs:
         self._inner: dict[tuple[Any, ...], Plain] = {}
         # For calls in another trace that give refs.
         self._given_refs: dict[tuple[Any, ...], Inner | None] = {}
-        # By the structure and the arrays' types only, without a look at the refs; None where
-        # several entries have these.
-        self._quick: dict[tuple[Any, ...], Entry | Plain | None] = {}
+        # By the structure and the arrays' types only, without a look at the refs; where several
+        # entries have these, by the shapes of the refs, too.
+        self._quick: dict[tuple[Any, ...], Entry | Plain | dict[Any, Entry | Plain]] = {}
         self.forget: Callable[[], None] = lambda: None  # drops the form that the dispatcher holds
         # For a method: its compiled functions for instances that are no pytrees, by identity.
         self.instances: dict[int, Callable[..., Any]] = {}
@@ -192,9 +190,12 @@ class Programs:
         """The entry for arguments like those of an earlier call, or NoForm; and their leaves."""
         flat, tree = jax.tree.flatten((args, kwargs))
         try:
-            return self._quick.get(_quick_key(static, tree, flat)) or NoForm, flat
+            found = self._quick.get(quick_key(static, tree, flat))
         except (TypeError, OverflowError):  # something that is no array
             return NoForm, flat
+        if type(found) is dict:
+            found = found.get(shapes_of_refs(flat))
+        return found or NoForm, flat
 
     def find_or_make(
         self, static: Static | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -202,8 +203,12 @@ class Programs:
         """The entry for any arguments, made and compiled if need be; and their leaves."""
         call = Call.of(args, kwargs)
         entry = self._entry(static, call)
-        key = _quick_key(static, call.tree, call.flat)
-        self._quick[key] = entry if self._quick.get(key, entry) is entry else None
+        key = quick_key(static, call.tree, call.flat)
+        known = self._quick.setdefault(key, entry)
+        if known is not entry:
+            known = known if isinstance(known, dict) else {}
+            known[shapes_of_refs(call.flat)] = entry
+            self._quick[key] = known
         if entry.is_plain:
             return entry, call.flat
         for ref in entry.arguments.refs_of(call.flat):
@@ -286,7 +291,7 @@ class Programs:
         call = Call.of(args, kwargs)
         go_along(call.refs, call.flat)
         fits = call.tree == entry.in_tree and entry.fits(call)
-        return fits and all(map(_is_like, call.flat, entry.argument_types)), call.flat
+        return fits and all(map(is_like, call.flat, entry.argument_types)), call.flat
 
     def _add(self, key: tuple[Any, ...], call: Call, made: Entry | Plain) -> Any:
         entries = self._entries.setdefault(key, [])
@@ -337,7 +342,7 @@ class Programs:
 
     def _key(self, static: Static | None, call: Call) -> tuple[Any, ...]:
         try:
-            kinds = map(_kind_of, call.flat)
+            kinds = map(kind_of, call.flat)
             return (static, call.tree, _jax.trace_context(), *kinds)
         except (TypeError, OverflowError):
             if not call.refs:  # JAX raises its own error about the argument.
@@ -375,25 +380,3 @@ class _Methods(dict[str, Any]):
 
 def _forget(instances: dict[int, Any], key: int, _: Any) -> None:
     instances.pop(key, None)
-
-
-def _kind_of(leaf: Any) -> Any:
-    if not is_ref(leaf):
-        return type_of(leaf)
-    part = part_of(leaf)
-    place = part and (part.pack.layout, part.number)
-    return ref_type(leaf), sharding_of(leaf), is_ours(leaf), place
-
-
-def _is_like(leaf: Any, aval: Aval) -> bool:
-    if is_ref(leaf):
-        return ref_type(leaf) == aval
-    kind = type_of(leaf)
-    if dtype_of(kind) is None or _jax.is_ref_type(aval):
-        return kind == aval
-    return (kind.shape, kind.dtype) == (aval.shape, dtype_of(aval))
-
-
-def _quick_key(static: Static | None, tree: PyTreeDef, flat: list[Any]) -> tuple[Any, ...]:
-    types = [type_of(x) for x in flat if type(x) is not Ref]
-    return (static, tree, _jax.trace_context(), *types)

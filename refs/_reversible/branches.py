@@ -32,6 +32,7 @@ class Branch(Node):
         self, bodies: Sequence[Body], ins: Sequence[Operand], outs: Sequence[Var], line: str
     ):
         self.bodies, self.ins, self.line = tuple(bodies), tuple(ins), line
+        self.key = self.ins[0]
         self.of_body = [[Var(v.aval) for v in body.saved] for body in bodies]
         self.saved = [v for own in self.of_body for v in own]
         self.outs = (*outs, *self.saved)
@@ -141,7 +142,7 @@ class Branch(Node):
         solutions = self.solved(plan.solution)
         hopes = self.inside(plan.solution)
         for one, solution, (_, hope) in zip(inner, solutions, hopes, strict=True):
-            one.settle(solution, lambda hope=hope: hope)
+            one.settle(solution, lambda hope=hope: hope, self.unknown(plan.solution))
         return self._outside(plan.solution, solutions, lambda k: inner[k].demanded)
 
     def pull(self, run: Backward) -> None:

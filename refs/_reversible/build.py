@@ -21,7 +21,8 @@ from refs._reversible.formats import Format
 from refs._reversible.groups import grouped
 from refs._reversible.inverses import type_of
 from refs._reversible.nodes import Body, Node, Operand, State, Var
-from refs._reversible.places import Literal, Place
+from refs._reversible.pieces import pieces
+from refs._reversible.places import Literal, Place, is_index_type
 from refs._reversible.primitive import reversible_p
 from refs._reversible.scaling import Buffer
 from refs._reversible.versions import Accumulate, Read, Write, link
@@ -76,7 +77,8 @@ class Builder:
 
     def body(self, inputs: Sequence[Var], outputs: Sequence[Operand]) -> Body:
         link(self.nodes)
-        return Body(inputs, grouped(self.nodes, (*outputs, *self.saved)), outputs, self.saved)
+        nodes = [*self.nodes, *pieces(self.nodes, self._made_by)]
+        return Body(inputs, grouped(nodes, (*outputs, *self.saved)), outputs, self.saved)
 
     # --- Jaxprs
 
@@ -211,12 +213,17 @@ class Builder:
     # --- Loops and branches
 
     def inner(
-        self, closed: ClosedJaxpr, args: Sequence[Any], cells: Sequence[Cell], times: int | None
+        self,
+        closed: ClosedJaxpr,
+        args: Sequence[Any],
+        cells: Sequence[Cell],
+        times: int | None,
+        same: int,
     ) -> Inner:
         """The parts of the body of a jaxpr that is run with such arguments, `times` times.
 
         An argument is an operand, one of `cells`, or a `Row` of one. If the number of times isn't
-        known, nothing is kept for each of them.
+        known, nothing is kept for each of them. The first `same` arguments are so each time.
         """
         versions = [Var(c.version.aval, c.state) for c in cells]
         mine = {id(c): Cell(v, c.state, c.shape) for c, v in zip(cells, versions, strict=True)}
@@ -225,15 +232,20 @@ class Builder:
         index = Var(_jax.array_type((), jnp.int32))
         arrays: list[Var] = []
 
-        def argument(a: Any, v: Atom) -> Any:
+        def argument(a: Any, v: Atom, is_same: bool) -> Any:
             if isinstance(a, Row):
                 return builder.row(mine[id(a.cell)], index, v.aval.inner_aval)
             if isinstance(a, Cell):
                 return mine[id(a)]
             arrays.append(Var(v.aval))
-            return arrays[-1]
+            # A constant index says before anything runs what it names.
+            is_known = is_same and isinstance(a, Literal) and is_index_type(a.aval)
+            return a if is_known else arrays[-1]
 
-        given = [argument(a, v) for a, v in zip(args, closed.jaxpr.invars, strict=True)]
+        invars = closed.jaxpr.invars
+        given = [
+            argument(a, v, k < same) for k, (a, v) in enumerate(zip(args, invars, strict=True))
+        ]
         results = builder.eval(closed, given)
         for a, g in zip(args, given, strict=True):
             if isinstance(a, Row):

@@ -14,9 +14,10 @@ import numpy as np
 from jax import lax
 
 from refs import _jax
-from refs._reversible.equations import Encode, Equation, Moved, Negative, Plus
+from refs._reversible.equations import Encode, Equation, Meaning, Moved, Negative, Plus
 from refs._reversible.formats import Fixed, Format
 from refs._reversible.nodes import Node, Operand, State, Var, variables
+from refs._reversible.pieces import part_of
 from refs._reversible.places import Literal
 from refs._reversible.scaling import Buffer, Scale, fraction_of
 from refs._reversible.versions import Read
@@ -27,9 +28,12 @@ SUMS: dict[Any, tuple[tuple[int, int], ...]] = {
     _jax.add_any_p: ((0, 1), (1, 1)),
     lax.sub_p: ((0, -1),),
 }
-_MOVES = {lax.neg_p, lax.rev_p, lax.transpose_p, lax.reshape_p, lax.squeeze_p, lax.copy_p}
+_MOVES = {
+    lax.broadcast_in_dim_p, lax.concatenate_p, lax.copy_p, lax.gather_p, lax.reshape_p, lax.rev_p,
+    lax.slice_p, lax.split_p, lax.squeeze_p, lax.stack_p, lax.transpose_p, lax.unstack_p,
+}  # fmt: skip
 
-_ARITHMETIC = {*SUMS, *_MOVES, lax.mul_p, lax.div_p}
+_ARITHMETIC = {*SUMS, *_MOVES, lax.neg_p, lax.mul_p, lax.div_p}
 
 
 class Encoding:
@@ -72,24 +76,50 @@ class Encoding:
         node = self.made_by.get(value)
         if type(node) is not Equation:
             return None
+        if node.eqn.primitive in _MOVES:
+            return self._moved(state, node, value, line)
         # What the ref itself held is to be undone: that first, and then another ref's contents.
         form = state.format
         assert form is not None
         places = sorted(range(len(node.ins)), key=lambda k: not self._holds(state, node.ins[k]))
         for k in places:
             operand = node.ins[k]
-            if operand.aval.shape == value.aval.shape or node.eqn.primitive in _MOVES:
+            if operand.aval.shape == value.aval.shape:
                 make = self._on_encoded(form, node, k, line)
                 part = None if make is None else self._found(state, operand, line)
                 if make is not None and part is not None:
                     return make(part)
         return None
 
+    def _moved(self, state: State, node: Equation, value: Var, line: str) -> Operand | None:
+        """The encoded value that an equation has moved; what is joined to it is rounded."""
+        assert state.format is not None
+        outs = [Var(v.aval) for v in node.outs]
+        eqn = node.eqn
+        if eqn.primitive is lax.gather_p:
+            if part_of(node, self.made_by) is None:
+                return None
+            eqn = eqn.replace(params={**eqn.params, "fill_value": 0})  # NaN is no integer.
+        moved = Moved(eqn, node.ins, outs)
+        parts = [self._found(state, x, line) for x in node.ins[: moved.encoded]]
+        if all(part is None for part in parts):
+            return None
+        rounded = [
+            self.of(x, state, line) if part is None else part
+            for x, part in zip(node.ins, parts, strict=False)
+        ]
+        moved.ins = (*rounded, *node.ins[moved.encoded :])
+        self.add(moved)
+        self.known.update(zip(node.outs, outs, strict=True))
+        for plain, encoded in zip(node.outs, outs, strict=True):
+            self.add(Meaning(state.format, encoded, plain))
+        return self.known[value]
+
     def _holds(self, state: State, value: Operand) -> bool:
         """Whether an array is made, by sums and the like, of what a ref held."""
-        if value in self.known:
-            maker = self.made_by[self.known[value]]
-            return isinstance(maker, Read) and any(v.state is state for v in variables(maker.ins))
+        maker = self.made_by[self.known[value]] if value in self.known else None
+        if isinstance(maker, Read):
+            return any(v.state is state for v in variables(maker.ins))
         node = self.made_by.get(value) if isinstance(value, Var) else None
         return (
             type(node) is Equation
@@ -102,6 +132,8 @@ class Encoding:
     ) -> Callable[[Operand], Operand] | None:
         """How the encoded result of an equation is made of its encoded `k`-th operand, or None."""
         primitive, out = node.eqn.primitive, Var(node.outs[0].aval)
+        if primitive is lax.neg_p:
+            return lambda part: self._negative(part, line)
 
         def added(node: Node) -> Var:
             self.add(node)
@@ -122,7 +154,7 @@ class Encoding:
                 return lambda part: self._negative(part, line)
             if isinstance(form, Fixed) and self.is_counted:
                 return lambda part: self._scaled(factor, part, out, line)
-        return (lambda part: added(Moved(node.eqn, [part], [out]))) if primitive in _MOVES else None
+        return None
 
     def _negative(self, part: Operand, line: str) -> Var:
         out = Var(part.aval)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax import lax
 
 from refs import _jax
 from refs._reversible.formats import Format
@@ -214,6 +215,33 @@ class Decode(Node):
         run.give(self.ins[0], run.take(self.outs[0]))
 
 
+class Meaning(Node):
+    """The array that an encoded value stands for, where it is computed in another way, too."""
+
+    rank = 0
+    ins = ()
+    outs = ()
+    line = "the end"
+
+    def __init__(self, format: Format, s: Var, x: Var):
+        self.format, self.s, self.x = format, s, x
+
+    @property
+    def watched(self) -> Iterable[Var]:
+        return (self.s,)
+
+    def run(self, values: Sequence[Value]) -> list[Value]:
+        return []
+
+    def ways(self, known: Solution) -> Iterator[Step]:
+        s, x = self.s, self.x
+        if s in known and x not in known:
+            yield Step(self, (s,), (x,), lambda at: [self.format.decode(at(s), x.aval.dtype)])
+
+    def pull(self, run: Backward) -> None:
+        """There is nothing to pull."""
+
+
 class Plus(Node):
     """The sum of an encoded value and an array (`sign` -1: the difference)."""
 
@@ -266,28 +294,48 @@ class Negative(Node):
 
 
 class Moved(Equation):
-    """An equation that only moves elements, or negates them, on encoded values."""
+    """An equation that only moves elements, on encoded values. Its other operands are indices."""
 
-    def run(self, values: Sequence[Value]) -> Sequence[Value]:
-        flat = jax.tree.map(lambda *parts: super(Moved, self).run(parts)[0], *values)
-        return [flat]
+    @property
+    def encoded(self) -> int:
+        """The number of operands that are encoded: the first ones."""
+        return 1 if self.eqn.primitive is lax.gather_p else len(self.ins)
+
+    def run(self, values: Sequence[Value]) -> list[Value]:
+        return self._moved(values, super().run)
+
+    def _moved(
+        self, values: Sequence[Value], move: Callable[[Sequence[Value]], Sequence[Value]]
+    ) -> list[Value]:
+        """What `move` gives for each of the arrays that encoded values consist of."""
+        some, rest = values[: self.encoded], values[self.encoded :]
+        arrays = zip(*map(jax.tree.leaves, some), strict=True)
+        moved = zip(*(move([*parts, *rest]) for parts in arrays), strict=True)
+        structure = jax.tree.structure(some[0])
+        return [jax.tree.unflatten(structure, out) for out in moved]
 
     def _inverted(
         self, inverse: Inverse, k: int, unknown: Sequence[int]
     ) -> Callable[[Lookup], list[Value]]:
-        def compute(at: Lookup) -> list[Value]:
-            def one(part: Value) -> Value:
-                return inverse.find(Given(self.eqn, k, [None], [part]))
+        def find(results: Sequence[Value]) -> list[Value]:
+            return [inverse.find(Given(self.eqn, k, [None] * len(self.ins), results))]
 
-            return [jax.tree.map(one, at(self.outs[0]))]
+        def compute(at: Lookup) -> list[Value]:
+            results = [at(v) for v in self.outs]
+            arrays = zip(*map(jax.tree.leaves, results), strict=True)
+            [found] = zip(*map(find, arrays), strict=True)
+            return [jax.tree.unflatten(jax.tree.structure(results[0]), found)]
 
         return compute
 
     def pull(self, run: Backward) -> None:
-        ct = run.take(self.outs[0])
-        if ct is not None:
-            operand = self.ins[0]
-            [of_operand] = jax.linear_transpose(
-                lambda x: super(Moved, self).run([x])[0], run.zeros(operand)
-            )(ct)
-            run.give(operand, of_operand)
+        cts = [run.take(v) for v in self.outs]
+        if all(ct is None for ct in cts):
+            return
+        rest = [run.value(x) for x in self.ins[self.encoded :]]
+        operands = self.ins[: self.encoded]
+        given = jax.linear_transpose(
+            lambda *xs: super(Moved, self).run([*xs, *rest]), *map(run.zeros, operands)
+        )([run.zeros(v) if ct is None else ct for v, ct in zip(self.outs, cts, strict=True)])
+        for operand, ct in zip(operands, given, strict=True):
+            run.give(operand, ct)

@@ -11,16 +11,24 @@ from refs._reversible.versions import Accumulate, Read, Write
 from refs.errors import NotReversibleError
 
 
-def explain(body: Body, known: Solution, user: Node, missing: Var) -> NotReversibleError:
+def explain(
+    body: Body, known: Solution, user: Node, missing: Var, around: Node | None
+) -> NotReversibleError:
     """The error about a variable that the derivative at `user` needs, and that can't be found.
 
     It names the last write that can't be undone: of those that the variable depends on, the one
-    whose later version is known and whose earlier one isn't.
+    whose later version is known and whose earlier one isn't. `around` is the loop or branch whose
+    body it is, if what has run in it isn't known.
     """
     made_by = {v: node for node in body.nodes for v in node.outs}
     lost = [node for node in body.nodes if _is_lost(node, known)]
     behind = set(_behind(missing, known, made_by))
     blamed = [node for node in lost if behind & {*node.ins}] or lost
+    unknown = user if missing is user.key else around
+    if not blamed and unknown is not None:
+        return NotReversibleError(
+            f"reversible: the loop or branch at {unknown.line} can't be undone: {unknown.why}"
+        )
     if not blamed:
         what = made_by[missing].line if missing in made_by else "the beginning"
         return NotReversibleError(

@@ -71,7 +71,7 @@ def _scan(b: Builder, eqn: Eqn, args: Sequence[Any]) -> list[Any]:
     uses = [id(a.cell if isinstance(a, Row) else a) for a in given if not _is_array(a)]
     assert len(uses) == len(set(uses))
     read, written = _split(b, [(p.jaxpr, given)])
-    x = b.inner(p.jaxpr, given, [*read, *written], p.length)
+    x = b.inner(p.jaxpr, given, [*read, *written], p.length, p.num_consts)
     n_read, n_consts = len(read), sum(map(_is_array, given[: p.num_consts]))
     n_arrays = n_consts + p.num_carry
     has_rows = not all(map(_is_array, given[first:]))
@@ -125,7 +125,8 @@ def _while(b: Builder, eqn: Eqn, args: Sequence[Any]) -> list[Any]:
         )
     read, written = _split(b, [(test, test_args), (step, step_args)])
     cells = [*read, *written]
-    x, y = b.inner(test, test_args, cells, None), b.inner(step, step_args, cells, None)
+    x = b.inner(test, test_args, cells, None, n_cond)
+    y = b.inner(step, step_args, cells, None, n_body)
     n_read = len(read)
 
     def inputs(x: Inner, consts: Sequence[Any]) -> list[Var]:
@@ -153,7 +154,7 @@ def _cond(b: Builder, eqn: Eqn, args: Sequence[Any]) -> list[Any]:
     index, *operands = args
     branches = [_jax.as_closed(x) for x in eqn.params["branches"]]
     read, written = _split(b, [(x, operands) for x in branches])
-    inner = [b.inner(x, operands, [*read, *written], 1) for x in branches]
+    inner = [b.inner(x, operands, [*read, *written], 1, len(operands)) for x in branches]
     outside = [u for x in inner for u in x.outside]
     bodies = []
     for x in inner:

@@ -91,7 +91,8 @@ class Fixed(Format):
     is_exact = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bits, numbers.Integral) or not 0 <= self.bits <= 63:
+        is_number = isinstance(self.bits, numbers.Integral) and not isinstance(self.bits, bool)
+        if not (is_number and 0 <= self.bits <= 63):
             raise RefValueError(
                 f"refs.Fixed(bits={self.bits!r}): the number of binary places is an integer from "
                 "0 to 31, or to 63 for float64"
@@ -151,9 +152,8 @@ class Grid(Format):
     is_exact = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.step, numbers.Real) or not (
-            0 < self.step < math.inf and math.frexp(self.step)[0] == 0.5
-        ):
+        is_number = isinstance(self.step, numbers.Real) and not isinstance(self.step, bool)
+        if not (is_number and 0 < self.step < math.inf and math.frexp(self.step)[0] == 0.5):
             raise RefValueError(
                 f"refs.Grid({self.step!r}): the step is a power of two, such as 2**-16"
             )

@@ -27,7 +27,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Primitive, jaxpr_as_fun
 
 from refs import _jax
-from refs._reversible.equations import Encode, Equation, Plus, Pullback
+from refs._reversible.equations import Encode, Equation, Meaning, Plus, Pullback
 from refs._reversible.nodes import (
     Node,
     Operand,
@@ -72,9 +72,11 @@ def grouped(nodes: Sequence[Node], outputs: Sequence[Operand]) -> Sequence[Node]
         for v in variables(node.ins):
             users.setdefault(v, []).append(node)
     of_body = {*variables(outputs)}
+    # These are known from encoded values, perhaps when what they were computed from is not.
+    apart = {node.x for node in nodes if isinstance(node, Meaning)}
     ends: dict[Node, frozenset[int]] = {}
     for node in reversed(nodes):
-        if _is_member(node):
+        if _is_member(node) and apart.isdisjoint(node.outs):
             after = {u for v in node.outs for u in users.get(v, ())}
             found = {e for u in after for e in ends.get(u, {id(u)})}
             found |= {id(v) for v in node.outs if v in of_body}

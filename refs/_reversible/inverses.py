@@ -109,6 +109,10 @@ def _of_concatenate(g: Given) -> Value:
     return lax.slice_in_dim(g.result, start, start + g.aval.shape[axis], axis=axis)
 
 
+def _of_stack(g: Given) -> Value:
+    return lax.index_in_dim(g.result, g.place, g.eqn.params["axis"], keepdims=False)
+
+
 def _of_transpose(g: Given) -> Value:
     back = tuple(int(k) for k in np.argsort(g.eqn.params["permutation"]))
     return lax.transpose(g.result, back)
@@ -142,6 +146,8 @@ INVERSES: dict[Primitive, Inverse] = {
     lax.broadcast_in_dim_p: Inverse(_reshaped, places=(0,), is_exact=True, holds=_only_adds_axes),
     lax.concatenate_p: Inverse(_of_concatenate, alone=True, is_exact=True),
     lax.split_p: Inverse(lambda g: jnp.concatenate(g.results, g.eqn.params["axis"]), is_exact=True),
+    lax.stack_p: Inverse(_of_stack, alone=True, is_exact=True),
+    lax.unstack_p: Inverse(lambda g: jnp.stack(g.results, g.eqn.params["axis"]), is_exact=True),
     lax.copy_p: Inverse(_as_before, is_exact=True),
     lax.convert_element_type_p: Inverse(_converted, is_exact=True, holds=_is_lossless),
 }

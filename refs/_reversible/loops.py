@@ -241,7 +241,9 @@ class Loop(Node):
     def needs(self, plan: Plan) -> Iterable[Var]:
         [inner] = plan.inner[self]
         solution, _ = self.solved(plan.solution)
-        inner.settle(solution, lambda: next(self.inside(plan.solution))[1])
+        inner.settle(
+            solution, lambda: next(self.inside(plan.solution))[1], self.unknown(plan.solution)
+        )
         return self.outside(self.needs_of(plan.solution, solution, inner.demanded))
 
     def pull(self, run: Backward) -> None:

@@ -66,10 +66,12 @@ class Node(ABC):
       outs: its results.
       rank: which steps of a node that aren't its own evaluation are taken first: see `solve`.
       why: of a loop or branch: why it can't be undone, if each of its writes could.
+      key: of a loop or branch: the variable that says what has run in it.
     """
 
     rank = 2
     why = "the loop there doesn't give back what the ref held before"
+    key: Operand | None = None
     line: str
     ins: tuple[Operand, ...]
     outs: tuple[Var, ...]
@@ -110,6 +112,10 @@ class Node(ABC):
         were known: for messages.
         """
         return iter(())
+
+    def unknown(self, known: Solution) -> Node | None:
+        """Itself, if it isn't known what has run in it: for messages."""
+        return None if self.key is None or self.key in known else self
 
     def own_way(self, known: Solution) -> Iterator[Step]:
         """The node's own evaluation, if all operands are known."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -24,6 +25,11 @@ class Literal:
 
     def __init__(self, value: Value, aval: Aval):
         self.value, self.aval = value, aval
+
+
+def is_index_type(aval: Aval) -> bool:
+    """Whether an array of this type may be an index, a mask, or what one is computed from."""
+    return aval.dtype == bool or jnp.issubdtype(aval.dtype, jnp.integer)
 
 
 class Place(NamedTuple):

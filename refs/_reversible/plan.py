@@ -51,13 +51,19 @@ class Plan:
         for node in reversed(self.body.nodes):
             node.want(self)
 
-    def settle(self, solution: Solution, hope: Callable[[], Solution] | None = None) -> None:
+    def settle(
+        self,
+        solution: Solution,
+        hope: Callable[[], Solution] | None = None,
+        around: Node | None = None,
+    ) -> None:
         """Finds what must be known for the pullbacks.
 
         Args:
           solution: what follows from what is known.
           hope: gives, for the body of a loop, what would follow if all that the loop carries could
             be undone: for the error.
+          around: the loop or branch whose body it is, if what has run in it isn't known.
 
         Raises:
           NotReversibleError: if that can't be found from what is known at the end.
@@ -71,4 +77,4 @@ class Plan:
                 missing = [v for v in needed if v not in solution]
                 if missing:
                     known = solution if hope is None else hope()
-                    raise explain(self.body, known, node, missing[0])
+                    raise explain(self.body, known, node, missing[0], around)

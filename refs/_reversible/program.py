@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from refs import _jax
 from refs._origin import Origin
 from refs._reversible import access as access  # imported for their rules
 from refs._reversible import flow as flow
@@ -15,8 +16,9 @@ from refs._reversible.equations import Decode, Encode
 from refs._reversible.formats import Format
 from refs._reversible.loops import Loop
 from refs._reversible.nodes import Body, Operand, State, Var, is_smooth_type, variables
+from refs._reversible.places import Literal, is_index_type
 from refs._reversible.scaling import Empty
-from refs._types import Aval, ClosedJaxpr, DType, RefLike
+from refs._types import Aval, ClosedJaxpr, DType, RefLike, Value
 
 
 class Contents(NamedTuple):
@@ -58,7 +60,8 @@ class Program(NamedTuple):
 
         Args:
           closed: the jaxpr.
-          args: for each of its inputs the key of a ref, or None for the next one of `arrays`.
+          args: for each of its inputs the key of a ref, or None for the next one of `arrays`, or
+            the constant that this one is.
           written: the state that it writes.
           read: the state that it only reads.
           unused: the types of inputs, after the state, that it makes no use of.
@@ -81,8 +84,13 @@ class Program(NamedTuple):
             cells[contents.key] = Cell(version, state, v.aval.shape)
             first += [version] if k < len(written) else []
         own = [*map(Var, arrays)]
-        given = iter(own)
-        out = builder.eval(closed, [next(given) if k is None else cells[k] for k in args])
+        of_arrays = iter(own)
+        arguments: list[Any] = []
+        for known in args:
+            is_array = known is None or isinstance(known, Literal)
+            v = next(of_arrays) if is_array else cells[known]
+            arguments.append(known if isinstance(known, Literal) else v)
+        out = builder.eval(closed, arguments)
         last = [cells[c.key].version for c in written]
         new: list[Operand] = []
         for version in last:
@@ -127,6 +135,13 @@ def _keep(builder: Builder) -> None:
     for node in builder.nodes:
         if isinstance(node, Loop):  # What it has carried at last is no part of the state.
             builder.saved += [v for v in node.outs[: node.n_carry] if v.state is None]
+
+
+def known_index(x: Value) -> Literal | None:
+    """An argument, as a constant, if it may be an index that is known before anything runs."""
+    aval = _jax.typeof(x)
+    is_known = not isinstance(x, _jax.Tracer) and not _jax.is_key(aval.dtype)
+    return Literal(x, aval) if is_known and is_index_type(aval) else None
 
 
 def _kept(format: Format | None, aval: Aval) -> Format | None:

@@ -37,7 +37,7 @@ class While(Loop):
         self.predicate, self.body, self.line = predicate, body, line
         self.ins = (*ins, *of_predicate)
         self.n_consts, self.n_carry = n_consts, len(outs)
-        self.count = Var(_jax.array_type((), jnp.int32))
+        self.key = self.count = Var(_jax.array_type((), jnp.int32))
         self.outs = (*outs, self.count)
 
     def run(self, values: Sequence[Value]) -> list[Value]:

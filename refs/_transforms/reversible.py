@@ -22,7 +22,7 @@ from refs._transactions.calls import in_transaction
 from refs._transactions.nested import call_over_arrays
 from refs._transactions.signature import Choice, check_callable
 from refs._types import RefLike, Value
-from refs.errors import RefTypeError, RefValueError
+from refs.errors import RefValueError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -130,11 +130,13 @@ def reversible(
         key = (static, call.tree, call.ref_places, settings)
         return in_transaction(inside, call.refs, call.leaves, [fun], key)
 
+    wrapped.reversible_options = {"mode": mode, "tolerance": tolerance, "anchors": anchors}
     return wrapped
 
 
 def _checked(tolerance: float | None) -> float | None:
-    if tolerance is not None and not (isinstance(tolerance, int | float) and tolerance >= 0):
+    is_number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
+    if tolerance is not None and not (is_number and tolerance >= 0):
         raise RefValueError(
             f"reversible: tolerance {tolerance!r}: it is a number, not negative, or None"
         )
@@ -142,11 +144,9 @@ def _checked(tolerance: float | None) -> float | None:
 
 
 def _counted(anchors: int | None) -> int | None:
-    if anchors is not None and not (isinstance(anchors, numbers.Integral) and anchors > 0):
+    is_number = isinstance(anchors, numbers.Integral) and not isinstance(anchors, bool)
+    if anchors is not None and not (is_number and anchors > 0):
         raise RefValueError(
             f"reversible: anchors {anchors!r}: it is a positive number of steps, or None"
         )
     return None if anchors is None else int(anchors)
-
-
-_ = RefTypeError

@@ -97,7 +97,8 @@ def check_reversible(
     the inexact arguments and initial contents. The plain gradient stores every step: take few.
 
     Args:
-      fun: a function over refs. All refs have their contents again afterwards.
+      fun: a function over refs. All refs have their contents again afterwards. One that is
+        reversible already is checked with its own options, not with those given here.
       *args: its arguments: pytrees of arrays and refs.
       mode: as for `refs.reversible`.
       tolerance: the same.
@@ -126,6 +127,9 @@ def check_reversible(
             "check_reversible inside a transformation: it transforms the function itself. Call it "
             "at top level"
         )
+    options = {"mode": mode, "tolerance": tolerance, "anchors": anchors}
+    if hasattr(fun, "reversible_options"):
+        fun, options = fun.__wrapped__, fun.reversible_options
     call = Call.of(args, {})
 
     def of_arrays(leaves: Sequence[Value]) -> Any:
@@ -134,8 +138,8 @@ def check_reversible(
 
     leaves = [jnp.asarray(x) for x in call.leaves]
     discharged = Discharged.of(make_jaxpr(of_arrays)(leaves))
-    restored, plan = _restored(discharged, leaves, format_of(mode))
-    wrapped = reversible(of_arrays, mode=mode, tolerance=tolerance, anchors=anchors)
+    restored, plan = _restored(discharged, leaves, format_of(options["mode"]))
+    wrapped = reversible(of_arrays, **options)
     has_while = _jax.any_equation(discharged.jaxpr, lambda e: e.primitive is _jax.while_p)
     plain = None if has_while else of_arrays
     gradient, where = _difference(plain, wrapped, discharged.refs, leaves, rtol)

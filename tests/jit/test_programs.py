@@ -13,6 +13,7 @@ import pytest
 
 import refs
 from refs import errors
+from refs._jit.programs import Programs
 from tests.processes import run_with_devices
 
 
@@ -336,3 +337,38 @@ def test_errors_for_abstract_refs_are_those_for_refs(kind):
             refs.jit(f).lower(w)
         texts.append(re.sub(r"ref \(.*?\)", "ref", str(info.value)))
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [refs.new_ref(jnp.zeros(n)) for n in (3, 4)],
+        lambda: [refs.new_ref(jnp.zeros(3)), refs.pack([jnp.zeros(3)])[0]],
+    ],
+    ids=["shapes", "packed"],
+)
+def test_refs_of_several_kinds_in_turn(make, monkeypatch):
+    """Each call finds its form at once: what all forms must fit is compared when one is new."""
+
+    @refs.jit
+    def add(r, x):
+        r[...] += x
+
+    kinds = make()
+    for r in (*kinds, *kinds):
+        add(r, 1.0)
+    searched = []
+    find_or_make = Programs.find_or_make
+    monkeypatch.setattr(
+        Programs, "find_or_make", lambda *args: searched.append(args) or find_or_make(*args)
+    )
+    for r in (*kinds, *kinds):
+        add(r, 1.0)
+    assert not searched
+    for r in kinds:
+        np.testing.assert_array_equal(r, 4)
+    other = refs.new_ref(jnp.zeros(kinds[0].shape, jnp.bfloat16))  # The same to a quick look.
+    add(other, 1.0)
+    add(kinds[0], 1.0)
+    assert float(other[0]) == 1
+    assert float(kinds[0][0]) == 5

@@ -52,6 +52,8 @@ MOVES = [
     (lax.broadcast_in_dim_p, broadcast),
     (lax.concatenate_p, split),
     (lax.split_p, split),
+    (lax.stack_p, lambda x, y: jnp.stack([*x][::-1])),
+    (lax.unstack_p, lambda x, y: jnp.stack(lax.unstack(x)[::-1])),
     (lax.copy_p, lambda x, y: lax.copy_p.bind(x)),
 ]
 # The same for the contents of a ref of integers.

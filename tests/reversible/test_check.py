@@ -272,3 +272,29 @@ def test_a_gradient_that_is_nan_itself(a):
 
     with pytest.raises(AssertionError, match="or the plain gradient isn't finite either"):
         check_reversible(program, -1.0)
+
+
+def test_a_reversible_function_is_checked_with_its_own_options():
+    def program(a, b, ws):
+        return programs.sums(a, b, ws)
+
+    a, b = refs.new_ref(X), refs.new_ref(2 * X)
+    wrapped = refs.reversible(program, mode=FIXED)
+    report = check_reversible(wrapped, a, b, WS)
+    assert all(r.bits == 0 for r in report.refs)
+    assert report.gradient is not None
+    assert 0 < report.gradient < 1e-8  # It is compared with the plain one, not with itself.
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: refs.reversible(len, tolerance=True),
+        lambda: refs.reversible(len, anchors=True),
+        lambda: refs.Fixed(True),
+        lambda: refs.Grid(True),
+    ],
+)
+def test_a_bool_is_no_number(make):
+    with pytest.raises(refs.errors.RefValueError, match="True"):
+        make()

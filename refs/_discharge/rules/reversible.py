@@ -11,7 +11,7 @@ from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
 from refs._reversible.call import differentiable
 from refs._reversible.primitive import Settings, reversible_p
-from refs._reversible.program import Contents, Program
+from refs._reversible.program import Contents, Program, known_index
 from refs._types import ClosedJaxpr, Eqn, Value
 
 
@@ -48,7 +48,7 @@ def call_reversible(
         state, constants, arrays = parts(types)
         return Program.of(
             closed,
-            [id(a) if isinstance(a, Cell) else None for a in args],
+            [id(a) if isinstance(a, Cell) else known_index(a) for a in args],
             [Contents(id(c), c.origin, t) for c, t in zip(scope.written, state, strict=True)],
             [Contents(id(c), c.origin, t) for c, t in zip(scope.read, constants, strict=False)],
             constants[len(scope.read) :],
