@@ -43,7 +43,7 @@ from stopwatch import Timing, in_turns, microseconds
 
 import refs
 from refs._jit import ways
-from refs.testing._hlo import Module
+from refs._explain.hlo import Module
 
 Rows = dict[str, dict[str, Timing]]
 

@@ -14,7 +14,7 @@ from jax import NamedSharding, P, lax
 from jax.sharding import AxisType
 
 import refs
-from refs.testing._hlo import Module
+from refs._explain.hlo import Module
 
 BY_HAND, OURS = "by hand", "refs.jit"
 State = dict[str, Any]

@@ -22,6 +22,7 @@ from refs._handles.ref import Ref as Ref
 from refs._handles.resharding import reshard as reshard
 from refs._handles.view import RefView as RefView
 from refs._inplace.in_place import in_place as in_place
+from refs._jit.explain import explain as explain
 from refs._jit.jit import jit as jit
 from refs._reversible.formats import Fixed as Fixed
 from refs._reversible.formats import Grid as Grid
@@ -64,6 +65,7 @@ __all__ = [
     "discharge",
     "empty_ref",
     "errors",
+    "explain",
     "export",
     "extend",
     "fori_loop",

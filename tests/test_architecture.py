@@ -37,7 +37,7 @@ LAYERS = [
     ["_buffers.exchange"],
     ["_buffers.kernels"],
     ["_buffers.quick", "_buffers.several"],
-    ["_handles", "_handles.access"],
+    ["_handles", "_handles.access", "_handles.display"],
     ["_handles.view"],
     ["_handles.members"],
     ["_handles.ref_type"],
@@ -104,6 +104,9 @@ LAYERS = [
     ["_transactions", "_transactions.signature"],
     ["_transactions.nested", "_transactions.transaction"],
     ["_transactions.calls"],
+    ["_explain.accesses", "_explain.hlo", "_explain.page"],
+    ["_explain", "_explain.moves", "_explain.report"],
+    ["_explain.explained"],
     ["_jit.kinds", "_jit.picking"],
     ["_jit.packing"],
     ["_jit.arguments"],
@@ -113,6 +116,7 @@ LAYERS = [
     ["_jit.dispatch", "_jit.stages"],
     ["_jit.types", "_jit.programs"],
     ["_jit", "_jit.jit"],
+    ["_jit.explain"],
     ["_derivatives", "_derivatives.inputs"],
     ["_derivatives.differentiable"],
     ["_derivatives.direct", "_derivatives.traced"],
@@ -121,10 +125,10 @@ LAYERS = [
     ["_transforms", "_transforms.*"],
     ["_transforms.jacobian", "_transforms.loops"],
     ["export", "extend", "random", "tree", "testing._case"],
-    ["testing._derivatives", "testing._hlo"],
+    ["testing._derivatives"],
     ["testing.transforms", "testing.in_place", "testing.reversible"],
     ["testing"],
-    [""],  # refs/__init__.py
+    ["", "__main__"],  # "" is refs/__init__.py
 ]
 
 

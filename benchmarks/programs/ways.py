@@ -16,7 +16,7 @@ import numpy as np
 from programs import Arrays, Program
 
 import refs
-from refs.testing._hlo import Module
+from refs._explain.hlo import Module
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from stopwatch import Timing, in_turns

@@ -18,7 +18,7 @@ import numpy as np
 from refs import _jax
 from refs._buffers import exchange, quick
 from refs._buffers.parts import Part, value_of
-from refs._handles import access, members
+from refs._handles import access, display, members
 from refs._handles.ref_type import RefType
 from refs._handles.view import ViewMaker
 from refs._indexing.sharded import mesh_sharding
@@ -234,6 +234,9 @@ class Ref(_Fields):
             text = repr(jnp.asarray(value))
         lines = text.removeprefix("Array").replace("\n  ", "\n")
         return f"Ref{lines[:-1]}{name})"
+
+    _repr_html_ = display.html_of
+    __treescope_repr__ = display.treescope_of
 
     def __array__(self, dtype: DType = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:

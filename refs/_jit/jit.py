@@ -68,7 +68,8 @@ def jit(
     Returns:
       A function of the same arguments. It has, as `jax.jit`'s has, `lower(*args)`, `trace(*args)`,
       `eval_shape(*args)` and `clear_cache()`. In the first three, arrays may be
-      `jax.ShapeDtypeStruct`s, and refs `jax.ShapeDtypeStruct(..., is_ref=True)`.
+      `jax.ShapeDtypeStruct`s, and refs `jax.ShapeDtypeStruct(..., is_ref=True)`. `explain(*args)`
+      is `refs.explain` of it.
 
     Raises:
       RefTypeError: when called with a ref in a static argument.

@@ -34,7 +34,8 @@ class Packing:
     Attributes:
       selections: the refs of each pack that the program touches.
       bases: the origins of the bases that are written.
-      numbers: for each slot that is written: its operand's number, or None if that is a base.
+      operands: for each slot that is written: the number of the operand that holds its value.
+      numbers: the same, but None if that is a base.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Packing:
             [_Where.of(ref, position) for ref in refs] for refs in (written, read)
         )
         self.bases = [origin_of(base._aval) for base in bases]
+        self.operands = [w.operand for w in self._written]
         self.numbers = [None if w.place else w.operand for w in self._written]
 
     def per_operand(self, of_bases: Sequence[T], of_slots: Sequence[T]) -> list[T]:

@@ -7,7 +7,7 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -33,6 +33,9 @@ from refs._transactions.transaction import Transaction
 from refs._types import RefLike, Value
 from refs.errors import RefStateError, RefTypeError
 
+if TYPE_CHECKING:
+    from refs._explain.report import Explanation
+
 
 def compiled(
     fun: Callable[..., Any], static: Choice, donate: Choice, options: Options
@@ -54,7 +57,7 @@ def compiled(
     call: Any = types.FunctionType(shared.__code__, shared.__globals__, closure=shared.__closure__)
     functools.update_wrapper(call, fun)
     call.__dict__ = _Methods(call.__dict__)
-    for name in ("trace", "lower", "eval_shape", "clear_cache", "_cache_size"):
+    for name in ("trace", "lower", "eval_shape", "explain", "clear_cache", "_cache_size"):
         setattr(call, name, functools.partial(_calling, fun, getattr(programs, name)))
     return call
 
@@ -124,6 +127,13 @@ class Programs:
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The result's shapes and dtypes, as `jax.ShapeDtypeStruct`s; nothing runs."""
         return self.trace(*args, **kwargs).out_info
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """What the function does to refs and to memory, for arguments like these."""
+        from refs._explain.explained import explained
+
+        traced = self.trace(*args, **kwargs)
+        return explained(self._fun, traced, traced._entry, args, kwargs)
 
     def clear_cache(self) -> None:
         """Forgets every compiled program of this function."""

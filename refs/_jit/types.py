@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
+from refs._explain.report import Explanation
 from refs._jit.stages import Lowered, Traced
 
 P = ParamSpec("P")
@@ -33,6 +34,8 @@ class Jitted(Protocol[P, R_co]):
     def lower(self, *args: Any, **kwargs: Any) -> Lowered: ...
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation: ...
 
     def clear_cache(self) -> None: ...
 

@@ -164,6 +164,20 @@ def touches_of(eqn: Eqn) -> Iterator[tuple[Atom, Touch]]:
             yield v, Touch.READ if only_reads else Touch.READ | Touch.WRITE
 
 
+def own_touches(jaxpr: Jaxpr, consts: Sequence[Value]) -> list[tuple[Eqn, Atom, Touch]]:
+    """What the equations of a jaxpr that run no other one do to refs, in order."""
+    held = zip(jaxpr.constvars, consts, strict=True)
+    names = Names({v: id(c) for v, c in held if isinstance(c, _jax.NativeRef)}, {})
+    uses = uses_in(jaxpr)
+    accumulating = _accumulations(jaxpr, uses, names)
+    return [
+        (eqn, v, kind)
+        for eqn in jaxpr.eqns
+        if next(inner_calls(eqn), None) is None
+        for v, kind in _own_touches(eqn, uses, accumulating)
+    ]
+
+
 def holds_refs(closed: ClosedJaxpr) -> bool:
     """True where a jaxpr, at any depth, has a ref as input or constant, or makes one."""
     jaxpr = closed.jaxpr

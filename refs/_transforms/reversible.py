@@ -130,7 +130,12 @@ def reversible(
         key = (static, call.tree, call.ref_places, settings)
         return in_transaction(inside, call.refs, call.leaves, [fun], key)
 
-    wrapped.reversible_options = {"mode": mode, "tolerance": tolerance, "anchors": anchors}
+    # For `refs.testing.check_reversible`.
+    vars(wrapped)["reversible_options"] = {
+        "mode": mode,
+        "tolerance": tolerance,
+        "anchors": anchors,
+    }
     return wrapped
 
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jaxlib
-import numpy as np
 
 from refs import _jax
+from refs._explain.hlo import Module, Move
+from refs._explain.moves import (
+    ADVICE,
+    SMALL,
+    Updated,
+    dtype_of,
+    kind_of,
+    moves_of,
+    named_arguments,
+    updated_by,
+)
 from refs._handles.predicates import is_ref
 from refs._jit.jit import jit
 from refs._jit.stages import Lowered
-from refs._origin import Origin, origin_of
 from refs.errors import RefTypeError, RefValueError
-from refs.testing._hlo import Module, Move
-
-# A copy of less takes no longer than the fence that prevents it, 0.03 to 0.1 µs: of 4 KiB 0.04 µs
-# in a loop on a CPU, of 8 KiB 0.08, of 16 KiB 0.15, of 32 KiB 0.6.
-SMALL = 2**14
 
 
 def assert_in_place(
@@ -87,19 +90,21 @@ def assert_in_place(
         for u in updated
         if u.parameter not in module.aliases()
     ]
-    allowed = Counter(map(_kind, _moves(_lowered_by_hand(like, args), updated, smaller_than)))
+    allowed = Counter(map(kind_of, moves_of(_lowered_by_hand(like, args), updated, smaller_than)))
     found: dict[tuple[Any, ...], list[Move]] = {}
-    for move in _moves(module, updated, smaller_than):
+    for move in moves_of(module, updated, smaller_than):
         if move.in_loop or not loops_only:
-            found.setdefault(_kind(move), []).append(move)
+            found.setdefault(kind_of(move), []).append(move)
     found = {kind: moves for kind, moves in found.items() if len(moves) > allowed[kind]}
     for kind, moves in found.items():
         names = [u.name for u in updated if u.is_moved_by(moves[0])]
         by_hand = f" (by hand {allowed[kind]})" if like is not None else ""
         wrong.append(_describe(moves, names) + by_hand)
     if wrong:
+        kinds = {move.is_collective for moves in found.values() for move in moves}
+        advice = [text for kind, text in ADVICE.items() if kind in kinds]
         error = AssertionError(
-            f"{_name(fun)} is not in place: {'; '.join(wrong)}. {' '.join(_advice(found))}".strip()
+            f"{_name(fun)} is not in place: {'; '.join(wrong)}. {' '.join(advice)}".strip()
         )
         if not _jax.xla_copies_less:  # pragma: no cover, JAX before 0.11.2
             error.add_note(
@@ -110,45 +115,14 @@ def assert_in_place(
         raise error
 
 
-class _Updated(NamedTuple):
-    """A ref or array that is updated: a parameter of the module.
-
-    Attributes:
-      part: the dtype and number of elements that one device has of it.
-      whole: the dtype and number of elements of all of it.
-    """
-
-    name: str
-    parameter: int
-    part: tuple[str, int]
-    whole: tuple[str, int]
-
-    def is_moved_by(self, move: Move) -> bool:
-        """Whether a copy copies as much, or a collective gives a device more than its own part.
-
-        A collective that gives it as much, such as a sum of gradients, may belong to the program.
-        """
-        (dtype, part), (_, whole) = self.part, self.whole
-        if not move.is_collective:
-            return (move.dtype, move.size) == (dtype, part)
-        is_more = move.size > part or (move.is_permutation and move.size == part)
-        return move.dtype == dtype and part < whole and is_more and move.size <= whole
-
-
 def _updated(
     fun: Callable[..., Any], args: tuple[Any, ...], lowered: Any, module: Module
-) -> list[_Updated]:
-    parts = module.parameters()
-    types = jax.tree.leaves(lowered.args_info)
-    if isinstance(lowered, Lowered) and not lowered.is_plain:
-        names = lowered.described(_described(fun, args))
-        types = jax.tree.leaves(lowered.of_jax.args_info)
-        numbers: Iterable[int] = range(len(names))
-    else:
-        numbers = [k for k in range(len(parts)) if k in module.aliases()]
-        names = [f"donated argument {k}" for k in numbers]
-    if not names:
-        donates = any(argument.donated for argument in types)
+) -> list[Updated]:
+    arguments = [origin.describe() for _, origin in named_arguments(fun, args, {})]
+    updated = updated_by(lowered, module, arguments)
+    if not updated:
+        stage = lowered.of_jax if isinstance(lowered, Lowered) else lowered
+        donates = any(argument.donated for argument in jax.tree.leaves(stage.args_info))
         why = (
             "none of its results takes the memory of what is donated to it"
             if donates
@@ -158,33 +132,7 @@ def _updated(
             f"assert_in_place of {_name(fun)}, which updates nothing: it writes no ref but those "
             f"that it makes itself, if any, and {why}"
         )
-    # XLA has no parameters for arguments that aren't used.
-    is_whole = len(types) == len(parts)
-    return [
-        _Updated(
-            name,
-            k,
-            parts[k],
-            (parts[k][0], int(np.prod(types[k].shape, dtype=int))) if is_whole else parts[k],
-        )
-        for k, name in zip(numbers, names, strict=True)
-    ]
-
-
-def _described(fun: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
-    """The distinct refs among the arguments; one without a name by its path, `state['w1']`."""
-    try:
-        bound = inspect.signature(fun).bind(*args).arguments
-    except (TypeError, ValueError):  # Some callables have no signature.
-        bound = {"args": args}
-    described: dict[int, str] = {}
-    for name, arg in bound.items():
-        for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
-            if is_ref(leaf):
-                origin = origin_of(_jax.typeof(leaf))
-                named = Origin(origin.name or name + jax.tree_util.keystr(path), origin.site)
-                described.setdefault(id(leaf), named.describe())
-    return [*described.values()]
+    return updated
 
 
 def _lowered_by_hand(like: Any, args: tuple[Any, ...]) -> Module | None:
@@ -211,17 +159,6 @@ def _value_type(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
-def _moves(module: Module | None, updated: Sequence[_Updated], smallest: int) -> list[Move]:
-    """The copies and collectives of at least `smallest` bytes that move what is updated."""
-    moves = [] if module is None else module.moves()
-    return [m for m in moves if m.bytes >= smallest and any(u.is_moved_by(m) for u in updated)]
-
-
-def _kind(move: Move) -> tuple[Any, ...]:
-    """Moves of one kind are told together."""
-    return move.dtype, move.size, move.in_loop, move.is_collective
-
-
 def _name(fun: Callable[..., Any]) -> str:
     return getattr(fun, "__name__", "the function")
 
@@ -230,7 +167,7 @@ def _describe(moves: Sequence[Move], names: Sequence[str]) -> str:
     first = moves[0]
     times = "once" if len(moves) == 1 else f"{len(moves)} times"
     known = ", ".join(dict.fromkeys(m.line for m in moves if m.line))
-    elements = f"{first.size:,} elements of {_dtype(first.dtype)}"
+    elements = f"{first.size:,} elements of {dtype_of(first.dtype)}"
     have = "has" if len(names) == 1 else "have"
     what = (
         f"brings {elements} of {' or '.join(names)} to each device from others"
@@ -241,22 +178,3 @@ def _describe(moves: Sequence[Move], names: Sequence[str]) -> str:
         f"it {what}, {times} {'each step of a loop' if first.in_loop else 'a call'}"
         f"{known and f', for {known}'}"
     )
-
-
-def _advice(found: dict[tuple[Any, ...], list[Move]]) -> list[str]:
-    """What to write instead of what was found."""
-    kinds = {move.is_collective for moves in found.values() for move in moves}
-    advice = {
-        False: "A value that is used again after it has been overwritten has to be copied: use it "
-        "before, or read the ref again.",
-        True: "A block of more than a sixteenth of a ref, whose start isn't known, is brought "
-        "together: take fewer rows, or shard another axis.",
-    }
-    return [text for kind, text in advice.items() if kind in kinds]
-
-
-def _dtype(hlo: str) -> str:
-    """`float32` for HLO's `f32`."""
-    kinds = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
-    letters = hlo.rstrip("0123456789")
-    return "bool" if hlo == "pred" else kinds.get(letters, letters) + hlo[len(letters) :]

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import refs
-from refs.testing._hlo import Module
+from refs._explain.hlo import Module
 from tests.inplace.helpers import assert_in_place
 
 N = 10_000

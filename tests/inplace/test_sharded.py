@@ -19,10 +19,10 @@ import refs
 from refs import _jax
 from refs._buffers.handles import buffer_of
 from refs._buffers.kernels import reader, updater
+from refs._explain.hlo import Module
 from refs._indexing.index import Index
 from refs._indexing.rows import add_rows, read_rows, write_rows
 from refs._inplace import rewrite
-from refs.testing._hlo import Module
 from tests.inplace.helpers import assert_in_place, rewritten
 from tests.processes import run_again_with_devices
 

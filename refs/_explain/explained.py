@@ -1,0 +1,172 @@
+"""The report of a traced function: see `refs.explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from refs import _jax
+from refs._explain.accesses import Accesses
+from refs._explain.hlo import Module, Move
+from refs._explain.moves import (
+    ADVICE,
+    Updated,
+    dtype_of,
+    kind_of,
+    moves_of,
+    named_arguments,
+    updated_by,
+)
+from refs._explain.report import (
+    ExplainedCallback,
+    ExplainedMemory,
+    ExplainedMove,
+    ExplainedRef,
+    Explanation,
+    LineOfRef,
+)
+from refs._origin import Origin, origin_of
+from refs._types import Aval, ClosedJaxpr
+
+# A ref as the report names it: its origin, the type of its value, and its role.
+_Named = tuple[Origin, Aval, str]
+
+
+def explained(
+    fun: Callable[..., Any],
+    traced: Any,
+    entry: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Explanation:
+    """The report of a function that was traced with these arguments; `entry` is its form."""
+    arguments = named_arguments(fun, args, kwargs)
+    lowered = traced.lower()
+    compiled = lowered.compile()
+    module = Module.parse(compiled.as_text())
+    updated = updated_by(lowered, module, [origin.describe() for _, origin in arguments])
+    names: list[_Named] = [
+        (origin, _jax.typeof(ref).inner_aval, "argument") for ref, origin in arguments
+    ]
+    names += _closed_over(entry)
+    found = _accesses(traced.effectful_jaxpr, entry, len(arguments), len(names))
+    names += [(origin, aval, "made inside") for origin, aval in found.made]
+    kept = _keeping(entry, module)
+    described = [origin.describe() for origin, *_ in names]
+    copied = () if entry.is_plain else entry.copied
+    return Explanation(
+        function=getattr(fun, "__name__", "the function"),
+        platform=jax.default_backend(),
+        jax=jax.__version__,
+        refs=tuple(_ref(k, name, found, kept.get(k)) for k, name in enumerate(names)),
+        moves=tuple(_moves(module, updated, traced)),
+        kept=tuple(updated[k].name for k in copied),
+        memory=_memory(compiled),
+        callbacks=tuple(
+            ExplainedCallback(c.what, c.line, c.inside, tuple(described[k] for k in c.refs), c.at)
+            for c in found.callbacks
+        ),
+        loops=tuple(found.spans),
+        before=str(traced.effectful_jaxpr),
+        after=str(traced.jaxpr),
+    )
+
+
+def _numbers(entry: Any) -> dict[int, int | None]:
+    """For each ref that a form closes over, by its position: which argument it is, if it is one."""
+    if entry.is_plain:
+        return {}
+    t = entry.transaction
+    given = {k: i for i, k in enumerate(t.links) if k is not None}
+    return {k: given.get(k) for k in range(len(t.program.refs))}
+
+
+def _closed_over(entry: Any) -> Iterator[_Named]:
+    """The refs that the function closes over and isn't given."""
+    for k, argument in _numbers(entry).items():
+        if argument is None:
+            aval = _jax.typeof(entry.transaction.program.refs[k])
+            yield origin_of(aval), aval.inner_aval, "closed over"
+
+
+def _accesses(closed: ClosedJaxpr, entry: Any, n_arguments: int, n_refs: int) -> Accesses:
+    inputs = [k if k < n_arguments else None for k in range(len(closed.in_avals))]
+    others = iter(range(n_arguments, n_refs))
+    numbers = {k: next(others) if i is None else i for k, i in _numbers(entry).items()}
+    position = {} if entry.is_plain else entry.transaction.program.position
+    return Accesses(closed, inputs, {i: numbers[k] for i, k in position.items()}, n_refs)
+
+
+def _keeping(entry: Any, module: Module) -> dict[int, bool]:
+    """For each ref that is written, by number: whether its memory is kept."""
+    if entry.is_plain:
+        return {}
+    t, aliased = entry.transaction, module.aliases()
+    others = [k for k, i in _numbers(entry).items() if i is None]
+    return {
+        len(t.links) + others.index(s.outer) if s.argument is None else s.argument: n in aliased
+        for s, n in zip(t.written, entry.arguments.packing.operands, strict=True)
+    }
+
+
+def _ref(number: int, name: _Named, found: Accesses, keeps: bool | None) -> ExplainedRef:
+    origin, aval, role = name
+    lines = [a for a in found.accesses if a.ref == number]
+    words = dict.fromkeys(word for a in lines for word in a.what.split(", "))
+    return ExplainedRef(
+        name=origin.name,
+        created=None if origin.site is None else str(origin.site),
+        dtype=str(aval.dtype),
+        shape=tuple(map(int, aval.shape)),
+        bytes=int(np.prod(aval.shape, dtype=int)) * aval.dtype.itemsize,
+        role=role,
+        does=", ".join(words) or "not touched",
+        keeps_memory=keeps,
+        lines=tuple(LineOfRef(a.what, a.line, a.inside, a.at) for a in lines),
+    )
+
+
+def _moves(module: Module, updated: Sequence[Updated], traced: Any) -> Iterator[ExplainedMove]:
+    kinds: dict[tuple[Any, ...], list[Move]] = {}
+    for move in moves_of(module, updated):
+        kinds.setdefault(kind_of(move), []).append(move)
+    sizes = {(x.dtype, int(np.prod(x.shape))) for x in jax.tree.leaves(traced.out_info)}
+    for (*_, is_collective), some in kinds.items():
+        first = some[0]
+        dtype = dtype_of(first.dtype)
+        is_result = not first.in_loop and any((str(d), n) == (dtype, first.size) for d, n in sizes)
+        yield ExplainedMove(
+            what="collective" if is_collective else "copy",
+            dtype=dtype,
+            elements=first.size,
+            bytes=first.bytes,
+            times=len(some),
+            in_loop=first.in_loop,
+            refs=tuple(u.name for u in updated if u.is_moved_by(first)),
+            lines=tuple(dict.fromkeys(m.line for m in some if m.line)),
+            why=_why(is_collective, is_result),
+            instead=ADVICE[is_collective],
+        )
+
+
+def _why(is_collective: bool, is_result: bool) -> str:
+    if is_collective:
+        return "a device needs more of the ref than its own part"
+    if is_result:
+        return "a result is as large as the ref, whose memory its new value has"
+    return "the old value is still used when the new one is written"
+
+
+def _memory(compiled: Any) -> ExplainedMemory | None:
+    found = compiled.memory_analysis()
+    if found is None:  # pragma: no cover, on a platform that doesn't say
+        return None
+    return ExplainedMemory(
+        found.argument_size_in_bytes,
+        found.output_size_in_bytes,
+        found.alias_size_in_bytes,
+        found.temp_size_in_bytes,
+    )

@@ -1,0 +1,342 @@
+"""`refs.explain`: what it says of a function is what its trace and its compiled program say."""
+
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import refs
+from refs.__main__ import main
+from tests.processes import run_with_devices
+
+N = 10_000
+
+
+@pytest.fixture
+def big():
+    return refs.new_ref(jnp.arange(float(N)), name="big")
+
+
+def copies_in(fun, *args, size=N):
+    """How many copies of so many elements the optimised HLO has."""
+    text = fun.lower(*args).compile().as_text()
+    return len(re.findall(rf"= f32\[{size}\]\S* copy\(", text))
+
+
+def test_a_loop_that_swaps(big):
+    @refs.jit
+    def shuffled(order):
+        def swap(_, i):
+            big[i], big[i + 1] = big[i + 1], big[i]
+            return _, None
+
+        refs.scan(swap, None, order)
+
+    report = shuffled.explain(jnp.arange(5))
+    [ref] = report.refs
+    assert (ref.name, ref.role, ref.does) == ("big", "closed over", "read, written")
+    assert (ref.dtype, ref.shape, ref.bytes) == ("float32", (N,), 4 * N)
+    assert ref.keeps_memory
+    assert ref.created.startswith("test_explain.py:")
+    assert [line.what for line in ref.lines] == ["read", "read", "written", "written"]
+    assert all("scan of 5 steps" in line.inside[0] for line in ref.lines)
+    assert not report.moves
+    assert copies_in(shuffled, jnp.arange(5)) == 0
+    assert report.memory.temporaries < N
+    assert "none: each ref that is written is updated in place" in str(report)
+    np.testing.assert_array_equal(big, np.arange(N))  # It hasn't run.
+
+
+def test_a_copy_that_is_needed(big):
+    @refs.jit
+    def keeping(x):
+        old = big[...]
+        big[0] = x
+        return old
+
+    report = keeping.explain(1.0)
+    [move] = report.moves
+    assert copies_in(keeping, 1.0) == move.times >= 1
+    assert (move.what, move.dtype, move.elements, move.bytes) == ("copy", "float32", N, 4 * N)
+    assert not move.in_loop
+    assert move.refs[0].startswith("ref `big` (created at test_explain.py:")
+    assert move.why == "a result is as large as the ref, whose memory its new value has"
+    assert "why: a result is as large" in str(report)
+    assert report.memory.peak - report.memory.ideal == report.memory.temporaries
+    assert report.memory.aliased == 4 * N
+
+
+def test_a_copy_in_each_step(big):
+    other = refs.new_ref(jnp.zeros(N), name="other")
+
+    @refs.jit
+    def loop():
+        def step(k, _):
+            old = big[...]
+            big[k] = 1.0
+            other[...] = old[::-1] + big[...]
+
+        refs.fori_loop(0, 3, step, None)
+
+    moves = loop.explain().moves
+    assert all(m.why == "the old value is still used when the new one is written" for m in moves)
+    assert sum(m.times for m in moves) == copies_in(loop)
+
+
+def test_arguments_are_named_by_their_paths():
+    state = {"w": [refs.new_ref(jnp.zeros(3)), refs.new_ref(jnp.zeros(2), name="own")]}
+
+    def step(state, n, *, scale=1.0):
+        w, own = state["w"]
+        w[0] += n * scale
+        own[...] *= 2
+        own.at[0].max(n)
+        n_calls = refs.new_ref(0, name="n_calls")
+        n_calls[...] += 1
+
+    report = refs.explain(step, state, 2.0, scale=3.0)
+    found = {r.name: (r.role, r.does, r.keeps_memory) for r in report.refs}
+    assert found == {
+        "state['w'][0]": ("argument", "added to", True),
+        "own": ("argument", "multiplied, maximum taken", True),
+        "n_calls": ("made inside", "written, added to", None)
+        if "written" in report.refs[-1].does
+        else ("made inside", "added to", None),
+    }
+
+
+def test_a_ref_that_is_given_and_closed_over(big):
+    other = refs.new_ref(0, name="other")
+
+    def step(given):
+        given[0] = big[1]
+        other[...] += 1
+
+    report = refs.explain(step, big)
+    assert [(r.name, r.role, r.does) for r in report.refs] == [
+        ("big", "argument", "read, written"),
+        ("other", "closed over", "added to"),
+    ]
+    assert all(r.keeps_memory for r in report.refs)
+
+
+def test_refs_of_a_pack():
+    pack = refs.pack({"a": jnp.zeros(3), "b": jnp.zeros(4)})
+
+    def step(pack):
+        pack["a"][0] = 1.0
+        return pack["b"][0]
+
+    a, b = refs.explain(step, pack).refs
+    assert (a.does, a.keeps_memory, b.does, b.keeps_memory) == ("written", True, "read", None)
+
+
+def test_loops_and_branches_around_an_access(big):
+    n = refs.new_ref(0, name="n")
+
+    def f(x):
+        def step(k):
+            refs.cond(k > 1, lambda: refs.set(big, 0, x), lambda: None)
+            return k + 1
+
+        refs.while_loop(lambda k: n[...] + k < 3, step, 0)
+
+    report = refs.explain(f, 1.0)
+    [written] = report.refs[0].lines if report.refs[0].name == "big" else report.refs[1].lines
+    assert [what.split(" at ")[0] for what in written.inside] == ["while_loop", "branch 1 of 2"]
+    assert {s.what.split(" at ")[0] for s in report.loops} == {
+        *("while_loop", "predicate of the while_loop", "branch 1 of 2")
+    }
+
+
+def test_callbacks_and_what_is_kept_for_them(big):
+    small = refs.new_ref(jnp.zeros(3), name="small")
+
+    def f():
+        refs.io_callback(lambda r: None, None, small)
+        small[0] = 1.0
+        jax.debug.print("{}", small[0])
+
+    report = refs.explain(f)
+    assert [c.what for c in report.callbacks] == ["ref_callback", "debug_print"]
+    assert [r.startswith("ref `small`") for r in report.callbacks[0].refs] == [True]
+    assert [name.split(" (")[0] for name in report.kept] == ["ref `small`"]
+    assert "copied before each call, because a callback may raise" in str(report)
+    assert "debug_print at test_explain.py" in str(report)
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, refs
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+r = refs.new_ref(jnp.zeros((16, 1024)), name="r", sharding=NamedSharding(mesh, P("x")))
+def even():
+    r[...] += 1
+def gathered(i):
+    r[...] = r[...] + r[...][::-1]
+print(len(refs.explain(even).moves), refs.explain(even).memory.arguments)
+text = refs.jit(gathered).lower(1).compile().as_text()
+found = refs.explain(gathered, 1).moves
+print(sorted({m.what for m in found}), "collective-permute" in text or "all-gather" in text)
+"""
+
+
+def test_a_collective_of_a_sharded_ref():
+    first, second = run_with_devices(4, "-c", SHARDED).splitlines()
+    assert first == f"0 {16 * 1024 * 4 // 4}"
+    assert second == "['collective'] True"
+
+
+def test_functions_without_refs():
+    report = refs.explain(lambda x: x + 1, jnp.ones(3))
+    assert report.refs == ()
+    assert "It touches no refs." in str(report)
+    own = refs.explain(lambda x: refs.freeze(refs.new_ref(x)), jnp.ones(3))
+    assert [r.role for r in own.refs] == ["made inside"]
+
+
+def test_static_arguments_and_methods():
+    r = refs.new_ref(jnp.zeros(3), name="r")
+
+    @refs.jit(static_argnums=1)
+    def f(r, n):
+        r[n] = 1.0
+
+    assert f.explain(r, 2).refs[0].does == "written"
+
+
+# --- The report as data and as a page
+
+
+class Tags(HTMLParser):
+    """The tags of a page; it must close what it opens."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.seen, self.text = [], [], ""
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+        if tag not in ("meta",):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if tag in ("p", "td", "th", "tr") and self.open[-1] != tag:  # left open, as HTML allows
+            return
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture
+def report(big):
+    def f(x, scratch=None):
+        t = refs.new_ref(jnp.zeros(3), name="<scratch>")
+
+        def step(_, y):
+            big[0] += y
+            t[0] = big[1]
+            return _, None
+
+        refs.scan(step, None, x)
+        refs.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), jnp.float32), t[0])
+        return big[...]
+
+    return refs.explain(f, jnp.arange(4.0))
+
+
+def test_data(report):
+    data = json.loads(json.dumps(report.to_dict()))
+    assert [r["name"] for r in data["refs"]] == ["big", "<scratch>"]
+    assert data["refs"][0]["lines"][0].keys() == {"what", "line", "inside", "at"}
+    assert data["memory"]["peak"] >= data["memory"]["ideal"] > 0
+    assert data["before"] != data["after"]
+    assert data["loops"][0]["what"].startswith("scan of 4 steps at test_explain.py:")
+
+
+def test_page(report):
+    page = Tags(report.to_html())
+    assert "<scratch>" in page.text  # and so it was escaped
+    marks = [a["class"] for tag, a in page.seen if a.get("class") in ("read", "write", "add")]
+    assert len(marks) == sum(len(r.lines) for r in report.refs)
+    assert sum(a.get("class") == "loop" for _, a in page.seen) == len(report.loops) == 1
+    urls = [v for _, a in page.seen for k, v in a.items() if k in ("src", "href")]
+    assert not urls  # It needs no other file.
+    assert Tags(report._repr_html_()).text.strip() in page.text
+
+
+def test_a_page_of_many_accesses(big):
+    def f():
+        for k in range(500):
+            big[k] = 1.0
+
+    assert "500 accesses: too many for a picture" in refs.explain(f).to_html()
+
+
+def test_rich_draws_it(report):
+    rich = pytest.importorskip("rich.console")
+    console = rich.Console(width=160, record=True, file=io.StringIO())
+    console.print(report)
+    text = console.export_text()
+    assert "big" in text
+    assert "float32[10000]" in text
+
+
+# --- The command
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "explained_program.py").write_text(
+        "import jax.numpy as jnp\nimport refs\n"
+        "w = refs.new_ref(jnp.zeros(3), name='w')\n"
+        "def step(w, x):\n    w[0] += x\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_command(module, capsys):
+    assert main(["explain", "explained_program:step", "w", "jnp.float32(2)"]) == 0
+    assert "added to" in capsys.readouterr().out
+    assert main(["explain", "explained_program:step", "w", "2.0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["refs"][0]["name"] == "w"
+    assert main(["explain", "explained_program:step", "w", "2.0", "--html", "page.html"]) == 0
+    assert "added to" in (module / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["explain", "explained_program"], "'explained_program' is no `module:function`"),
+        (["explain", "no_such_module_here:f"], "No module named 'no_such_module_here'"),
+        (["explain", "explained_program:nothing"], "'nothing' in module 'explained_program'"),
+        (["explain", "explained_program:step", "v"], "'v' in module 'explained_program'"),
+    ],
+)
+def test_what_the_command_refuses(module, words, said, capsys):
+    with pytest.raises(SystemExit):
+        main(words)
+    assert said in capsys.readouterr().err
+
+
+# --- Refs in notebooks
+
+
+def test_a_ref_in_a_notebook(big):
+    text = Tags(big._repr_html_()).text
+    assert "big 40,000 bytes, created at test_explain.py:" in text
+    assert "Ref([0.000e+00" in text
+    refs.freeze(big)
+    assert "Ref(<was frozen" in Tags(big._repr_html_()).text
