@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_docs import _errors_without_notes as _errors_without_notes
 from tests.test_docs import OF_LIBRARIES, blocks_of, name_of, run
+from tests.test_docs import _errors_without_notes as _errors_without_notes
 
 IMPORT = re.compile(r"^(?:>>> )?(?:import|from) ([\w.]+)", re.M)
 
 
+# NumPy, to treescope.
+@pytest.mark.filterwarnings("ignore:The chararray class:DeprecationWarning")
 @pytest.mark.parametrize("page", OF_LIBRARIES, ids=name_of)
 def test_code_runs_and_prints_what_it_says(page: Path) -> None:
     blocks = [b for b in blocks_of(page.read_text(encoding="utf-8")) if b.language == "python"]
