@@ -30,4 +30,5 @@ def run(main, draw):
         with matplotlib.rc_context(STYLE):
             figure = Figure(figsize=(4.5, 2.8), layout="constrained")
             draw(figure.subplots(), result)
-            figure.savefig(file, metadata={"Date": None} if file.endswith(".svg") else None)
+            unsaid = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+            figure.savefig(file, format="svg", metadata=unsaid, dpi=150)

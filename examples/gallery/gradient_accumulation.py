@@ -68,7 +68,7 @@ def main(batch=4096, parts=(1, 4, 16, 64)):
 def draw(axes, result):
     parts, mebibytes = result
     bars = axes.bar([str(n) for n in parts], mebibytes, width=0.5, color="#56b4e9")
-    axes.bar_label(bars, fmt="%.2g", padding=2)
+    axes.bar_label(bars, fmt="%.2f", padding=2)
     axes.set(xlabel="parts of the batch", ylabel="MiB of temporary memory")
 
 

@@ -85,6 +85,7 @@ def main(n=1_000_000):
     memory, registers = jnp.zeros(n, jnp.int32), jnp.zeros(8, jnp.int32)
     machine = Machine(*map(refs.new_ref, (memory, registers, 0, True)))
     code = jnp.array([[INSTRUCTIONS.index(f), *operands] for f, *operands in sieve(n)])
+    refs.testing.assert_in_place(run, machine, code)
     compiled = run.lower(machine, code).compile()
     began = time.perf_counter()
     executed = int(compiled(machine, code))

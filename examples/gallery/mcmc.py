@@ -83,8 +83,9 @@ def draw(axes, result):
     x, y = (values[:, ::100] for values in result)
     axes.scatter(x, y, s=2, rasterized=True)
     grid = np.linspace(-3.2, 3.2, 100)
-    axes.plot(grid, grid**2 - 1, color="#666", linestyle=":")
+    axes.plot(grid, grid**2 - 1, color="#e69f00", label="y = x² − 1")
     axes.set(xlabel="x", ylabel="y", ylim=(-2.5, 8))
+    axes.legend(loc="upper center")
 
 
 if __name__ == "__main__":

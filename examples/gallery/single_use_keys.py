@@ -65,7 +65,7 @@ def draw(axes, result):
     axes.plot(used, fresh.cumsum() / used, label="keys used once", color="#0072b2")
     axes.axhline(np.pi, color="#666", linestyle=":", label="π")
     axes.set(xlabel="estimates", ylabel="their mean", ylim=(3.05, 3.3))
-    axes.legend(ncols=3, loc="upper center")
+    axes.legend(loc="upper right")
 
 
 if __name__ == "__main__":

@@ -42,11 +42,10 @@ def unit(x):
 
 
 def main(steps=400, distance=3.0):
-    keys = jax.random.split(jax.random.key(0), 5)
-    layers = [
-        Linear(key, *shape) for key, shape in zip(keys, [(2, 32), (32, 32), (32, 1)], strict=False)
-    ]
-    left = jax.random.normal(keys[3], (256, 2))
+    *keys, cloud_key = jax.random.split(jax.random.key(0), 4)
+    shapes = [(2, 32), (32, 32), (32, 1)]
+    layers = [Linear(key, *shape) for key, shape in zip(keys, shapes, strict=True)]
+    left = jax.random.normal(cloud_key, (256, 2))
     right = left + jnp.array([distance, 0.0])
 
     def critic(x):
