@@ -22,13 +22,14 @@ def run(main, draw):
     )
     parser.add_argument("--plot", metavar="FILE", help="write an SVG picture; needs matplotlib")
     file = parser.parse_args().plot
-    result = main()
-    if file is not None:
-        import matplotlib
-        from matplotlib.figure import Figure
+    if file is None:
+        main()
+        return
+    import matplotlib
+    from matplotlib.figure import Figure
 
-        with matplotlib.rc_context(STYLE):
-            figure = Figure(figsize=(4.5, 2.8), layout="constrained")
-            draw(figure.subplots(), result)
-            unsaid = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-            figure.savefig(file, format="svg", metadata=unsaid, dpi=150)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.5, 2.8), layout="constrained")
+        draw(figure.subplots(), main())
+        unsaid = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(file, format="svg", metadata=unsaid, dpi=150)

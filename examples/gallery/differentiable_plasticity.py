@@ -93,11 +93,10 @@ def main(steps=400):
         np.testing.assert_allclose(grads[name], control[name], rtol=1e-4, atol=1e-7)
 
     losses = np.array([train(key) for key in jax.random.split(jax.random.key(2), steps)])
-    print(
-        f"error of a completed pattern: {losses[0]:.3f}, after training {losses[-20:].mean():.3f}"
-    )
-    print(f"rate of the trace: 0.1, after training {float(params['rate']):.2f}")
-    assert losses[-20:].mean() < 0.2 * losses[0]
+    before, after = losses[0], losses[-20:].mean()
+    assert after < 0.25 * before
+    print(f"error of a completed pattern: {before:.3f}, after training {after:.3f}")
+    print(f"rate of the trace: {start['rate']:.2f}, after training {params['rate']:.2f}")
     return losses
 
 
