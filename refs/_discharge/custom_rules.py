@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from refs import _jax
-from refs._discharge.cells import Cell, merge
+from refs._discharge.cells import Cell, merge, root
 from refs._discharge.interpreter import Context
 from refs._discharge.scope import Scope
 from refs._tracing import touch_analysis
@@ -86,6 +86,40 @@ def through(
         return [inside.state[k] for k in smooth]
 
     return part
+
+
+def check_given(
+    scope: Scope,
+    args: Sequence[Value],
+    constants: Sequence[Value],
+    moves: Sequence[bool],
+    where: str,
+) -> None:
+    """Raises if the derivative depends on a ref that a custom function reads and isn't given.
+
+    Its rule says nothing about that, so the derivative would be zero. JAX refuses to differentiate
+    a value that a custom function closes over.
+
+    Args:
+      scope: the function's scope.
+      args: its operands, values and cells.
+      constants: the values of the refs that it only reads.
+      moves: for each of these: whether the value is differentiated.
+      where: where the function is called, for messages.
+
+    Raises:
+      RefValueError: if there is such a ref.
+    """
+    given = {id(root(a)) for a in args if isinstance(a, Cell)}
+    for cell, value, moving in zip(scope.read, constants, moves, strict=True):
+        if moving and is_smooth(value) and id(root(cell)) not in given and not scope.is_held(cell):
+            raise RefValueError(
+                f"derivative with respect to the contents of {cell.describe()} through the custom "
+                f"function at {where}, which closes over the ref and reads it: its rule says "
+                "nothing about that, and the derivative would be zero. Pass the value or the ref "
+                "to the function as an argument; if it is to be a constant, pass "
+                "`jax.lax.stop_gradient(ref[...])`"
+            )
 
 
 def is_smooth(x: Value) -> bool:

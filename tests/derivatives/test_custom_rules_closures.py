@@ -117,3 +117,35 @@ def test_forward_mode(place, derivative):
         return getattr(lib, derivative)(f)(X)
 
     same(push(refs, OUTSIDE), push(jax, OUTSIDE))
+
+
+def over_a_ref(kind, r):
+    if kind == "vjp":
+        f = jax.custom_vjp(lambda x: x * r[...])
+        f.defvjp(lambda x: (f(x), None), lambda _, g: (g * r[...],))
+        return f
+    f = jax.custom_jvp(lambda x: x * r[...])
+    f.defjvp(lambda p, t: (f(*p), t[0] * r[...]))
+    return f
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("kind", ["vjp", "jvp"])
+def test_a_ref_is_read_whose_contents_are_differentiated(kind, place):
+    """The rule doesn't say how the result depends on them: JAX refuses that for arrays, too."""
+    r = refs.new_ref(3.0, name="r")
+    f = place(over_a_ref(kind, r))
+    for derivative in (refs.grad, lambda g: refs.jit(refs.grad(g))):
+        with pytest.raises(refs.errors.RefValueError, match="with respect to the contents of ref"):
+            derivative(lambda r: f(X))(r)
+        with pytest.raises(refs.errors.RefValueError, match="with respect to the contents of ref"):
+            derivative(lambda x: (refs.set(r, ..., x), f(X))[1])(3.0)
+
+
+@pytest.mark.parametrize("kind", ["vjp", "jvp"])
+def test_a_ref_is_read_whose_contents_are_constant(kind):
+    r = refs.new_ref(3.0, name="r")
+    f = over_a_ref(kind, r)
+    same(refs.grad(f)(2.0), 3)
+    same(refs.grad(lambda r, x: r[...] * x)(r, 2.0), 2)
+    same(refs.grad(lambda x: (refs.set(r, ..., lax.stop_gradient(x)), f(x))[1])(3.0), 3)

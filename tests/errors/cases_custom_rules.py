@@ -182,3 +182,19 @@ def a_backward_rule_inside_of_shard_map(r, i):
 def a_backward_rule_inside_of_shard_map_op_by_op(r, i):
     mapped = mapped_with_a_backward_rule_over(r)
     refs.grad(lambda x: mapped(x).sum())(X)
+
+
+@raises(
+    errors.RefValueError,
+    "derivative with respect to the contents of ref `r` (created at FILE:N) through the custom "
+    "function at FILE:N, which closes over the ref and reads it: its rule says nothing about that, "
+    "and the derivative would be zero. Pass the value or the ref to the function as an argument; "
+    "if it is to be a constant, pass `jax.lax.stop_gradient(ref[...])`",
+)
+def derivative_of_what_a_custom_function_closes_over(r, i):
+    @jax.custom_vjp
+    def scaled(x):
+        return x * r[0]
+
+    scaled.defvjp(lambda x: (scaled(x), None), lambda _, g: (g * r[0],))
+    refs.grad(lambda r: scaled(2.0))(r)

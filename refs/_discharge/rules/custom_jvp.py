@@ -9,7 +9,7 @@ import jax
 
 from refs import _jax
 from refs._discharge.cells import merge, root, split
-from refs._discharge.custom_rules import changed_by, eval_rule, is_smooth, through
+from refs._discharge.custom_rules import changed_by, check_given, eval_rule, is_smooth, through
 from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
 from refs._types import Eqn, PyTree, RefLike, Value
@@ -39,11 +39,14 @@ def discharge_custom_jvp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
     def call_jvp(primals: PyTree, tangents: PyTree) -> Any:
         arrays, state, constants, sums = primals
         array_tangents, state_tangents, constant_tangents, sum_tangents = tangents
+        known, tangents_of_known = constants[:n_read], constant_tangents[:n_read]
+        moves = [not _jax.is_symbolic_zero(t) for t in tangents_of_known]
+        check_given(scope, args[rule.num_consts :], known, moves, where)
         inside = scope.enter(state, constants, sums)
         along = scope.enter(
             [_jax.instantiate(t) for t in state_tangents],
             # After the values of refs come scalars of the lanes, which have no tangents.
-            [*map(_jax.instantiate, constant_tangents[:n_read]), *constants[n_read:]],
+            [*map(_jax.instantiate, tangents_of_known), *constants[n_read:]],
             [None if _jax.is_symbolic_zero(t) else t for t in sum_tangents],
         )
         primal_args = inside.args(merge(args, arrays))[rule.num_consts :]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from refs import _jax
 from refs._discharge.cells import Cell, Row, merge, split
-from refs._discharge.custom_rules import eval_rule, is_smooth, through
+from refs._discharge.custom_rules import check_given, eval_rule, is_smooth, through
 from refs._discharge.interpreter import Context
 from refs._discharge.lanes import Accumulator, Lanes
 from refs._discharge.program import Program, run_in_lanes
@@ -64,6 +64,10 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
     ) -> Any:
         given = (*state, *constants[:n_read], *sums)
         perturbed = [p.perturbed and is_smooth(p.value) for p in given]
+        known = [p.value for p in constants[:n_read]]
+        check_given(
+            scope, args[rule.num_consts :], known, perturbed[n_written : n_written + n_read], where
+        )
         of_array = iter([p.perturbed for p in arrays])
         of_cell = iter([p.base is not None and perturbed[p.base] for p in places])
         nonzeros = [next(of_cell if c else of_array) for c in is_cell]
