@@ -7,6 +7,7 @@ stands at several places of a tree is treated as one. Outside of traced function
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -146,7 +147,8 @@ def set(tree: PyTree, values: PyTree) -> None:
       values: a pytree of the same structure, of arrays and numbers, on any devices.
 
     Raises:
-      RefValueError: if the structures differ, or a shape doesn't fit.
+      RefValueError: if the structures differ, a shape doesn't fit, or a number or array is new
+        where the tree has no ref.
       RefTypeError: if a ref can't hold a value's dtype.
 
     >>> state = {"w": refs.new_ref(jnp.ones(2)), "steps": refs.new_ref(3)}
@@ -310,10 +312,30 @@ def _with_values(tree: PyTree, values: PyTree, doing: str) -> tuple[list[RefLike
             f"tree.{doing} of values whose tree isn't that of the refs: "
             f"{_difference(tree, values)}. Give a tree like that of `refs.tree.get(tree)`"
         ) from None
+    paths = jax.tree.leaves_with_path(tree)
+    for (path, leaf), value in zip(paths, given, strict=True):
+        if not is_ref(leaf) and not _is_same(leaf, value):
+            raise RefValueError(
+                f"tree.{doing} of another value at `{jax.tree_util.keystr(path) or 'its root'}`, "
+                "where the tree has no ref: it would be lost. Make it a ref; of a Python number "
+                "`refs.tree.new_ref` makes none, so begin with an array, `jnp.asarray(...)`"
+            )
     # The last value for a ref wins, as if they were written one after the other.
     of = {id(leaf): x for leaf, x in zip(leaves, given, strict=True) if is_ref(leaf)}
     go_along(found, jax.tree.leaves(given))
     return found, [_fitted(ref, of[id(ref)], doing) for ref in found]
+
+
+def _is_same(leaf: Any, value: Any) -> bool:
+    """Whether a leaf that is no ref is what is to be written there, as far as numbers go."""
+    is_number = isinstance(value, jax.Array | np.ndarray | numbers.Number)
+    if leaf is value or not is_number:
+        return True
+    if isinstance(leaf, _jax.Tracer) or isinstance(value, _jax.Tracer):
+        return False
+    return isinstance(leaf, jax.Array | np.ndarray | numbers.Number) and bool(
+        np.array_equal(leaf, value)
+    )
 
 
 def _difference(tree: PyTree, values: PyTree) -> str:

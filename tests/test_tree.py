@@ -115,6 +115,43 @@ def test_a_value_that_does_not_fit_changes_nothing(doing):
     same(state, {"a": jnp.ones(2), "b": jnp.ones(3)})
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "is_lost"),
+    [
+        (0, 1, True),
+        (0, 0, False),
+        (2.5, np.float32(2.5), False),
+        (np.arange(3), jnp.arange(3), False),
+        (np.arange(3), np.arange(4), True),
+        (jnp.arange(3), jnp.zeros(3), True),
+        ("adam", "sgd", False),
+        (abs, len, False),
+        ("adam", 1, True),
+    ],
+)
+def test_values_without_a_ref(old, new, is_lost):
+    """Nothing is lost silently: a number or array that differs is an error."""
+    r = refs.new_ref(0.0, name="r")
+    if is_lost:
+        with pytest.raises(RefValueError, match=r"at `\['other'\]`"):
+            refs.tree.set({"r": r, "other": old}, {"r": 1.0, "other": new})
+        assert float(r) == 0.0
+    else:
+        refs.tree.set({"r": r, "other": old}, {"r": 1.0, "other": new})
+        assert float(r) == 1.0
+
+
+def test_traced_values_without_a_ref():
+    r = refs.new_ref(0.0)
+
+    @refs.jit
+    def step(x):
+        refs.tree.set({"r": r, "n": 0}, {"r": x, "n": x})
+
+    with pytest.raises(RefValueError, match=r"at `\['n'\]`"):
+        step(1.0)
+
+
 def test_a_ref_at_two_places():
     r = refs.new_ref(jnp.ones(2), name="r")
     state = {"a": r, "b": r, "c": refs.new_ref(0)}

@@ -45,6 +45,16 @@ def tree_of_values_in_other_containers(r, i):
 
 @raises(
     errors.RefValueError,
+    "tree.set of another value at `['step']`, where the tree has no ref: it would be lost. Make it "
+    "a ref; of a Python number `refs.tree.new_ref` makes none, so begin with an array, "
+    "`jnp.asarray(...)`",
+)
+def tree_with_a_new_number_where_no_ref_is(r, i):
+    refs.tree.set({"r": r, "step": 0}, {"r": X, "step": 1})
+
+
+@raises(
+    errors.RefValueError,
     "tree.swap of ref `r` (created at FILE:N): a value of shape (3,) can't be broadcast to the "
     "indexed shape (2, 2)",
 )
