@@ -1,7 +1,8 @@
-"""Runs the code in the README and in docs/: what is tagged python works, and prints what it says.
+"""Runs the code in the README and in docs/: it works, and prints what it says.
 
-The blocks of a file are run in order in one namespace. A block that starts with `>>>` is a doctest,
-whose output is compared. Nothing else is run, so code is tagged python or it isn't Python.
+The blocks of a file are run in order in one namespace. What is tagged pycon is a doctest, whose
+output is compared: the site's button copies such a block without prompts and output. What is tagged
+python is run as it is. Nothing else is run, so code is tagged one of them or it isn't Python.
 
 The pages in docs/with/ are about other libraries: `tests/libraries/test_pages.py` runs their code.
 """
@@ -22,7 +23,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OF_LIBRARIES = [page for page in PAGES if page.parent.name == "with"]
 # The first is made from docstrings, whose examples pytest runs by itself; the others have commands.
 WITHOUT_CODE = {"docs/api.md", "docs/benchmarks.md", "docs/gallery.md"}
-LANGUAGES = {"python", "bash", "text"}
+CODE = {"python", "pycon"}
+LANGUAGES = CODE | {"bash", "text"}
 SET_UP = ["python3 dev.py digits\n", "python3 dev.py test\n"]
 
 FENCE = re.compile(
@@ -61,7 +63,10 @@ def run(blocks: list[Block], file: str) -> None:
     namespace = {"__name__": "__main__"}
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(optionflags=OPTIONS)
     for block in blocks:
-        if block.code.startswith(">>>"):
+        assert (block.language == "pycon") == block.code.startswith(">>>"), (
+            f"{file}:{block.line + 1}: what starts with >>> is tagged pycon, all other code python"
+        )
+        if block.language == "pycon":
             # Named apart: doctest looks up the lines of a traceback by the name of the test.
             name = f"{file}:{block.line + 1}"
             test = parser.get_doctest(block.code, {}, name, file, block.line)
@@ -80,7 +85,7 @@ def test_code_runs_and_prints_what_it_says(page):
     blocks = blocks_of(text)
     assert text.count("```") == 2 * len(blocks), "a fence is not closed"
     assert {b.language for b in blocks} <= LANGUAGES
-    code = [b for b in blocks if b.language == "python"]
+    code = [b for b in blocks if b.language in CODE]
     assert bool(code) == (name_of(page) not in WITHOUT_CODE)
     if page not in OF_LIBRARIES:
         run(code, page.name)
@@ -97,14 +102,16 @@ def test_readme_sets_up_with_two_commands_and_shows_code_early():
 @pytest.mark.parametrize(
     ("code", "complaint"),
     [
-        (">>> 1 + 1\n3\n", "page.md"),
-        ("1 / 0\n", "division by zero"),
-        ("x = 1\n```\n\n```python\n>>> x\n2\n", "page.md"),
+        ("pycon\n>>> 1 + 1\n3\n", "page.md"),
+        ("python\n1 / 0\n", "division by zero"),
+        ("python\nx = 1\n```\n\n```pycon\n>>> x\n2\n", "page.md"),
+        ("python\n>>> 1 + 1\n2\n", "page.md:4: what starts with >>> is tagged pycon"),
+        ("pycon\nx = 1\n", "page.md:4: what starts with >>> is tagged pycon"),
     ],
 )
 def test_wrong_code_is_found(code, complaint):
     with pytest.raises((AssertionError, ZeroDivisionError), match=complaint):
-        run(blocks_of(f"text\n\n```python\n{code}```\n"), "page.md")
+        run(blocks_of(f"text\n\n```{code}```\n"), "page.md")
 
 
 def test_the_home_page_lists_all_pages():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_docs import OF_LIBRARIES, blocks_of, name_of, run
+from tests.test_docs import CODE, OF_LIBRARIES, blocks_of, name_of, run
 from tests.test_docs import _errors_without_notes as _errors_without_notes
 
 IMPORT = re.compile(r"^(?:>>> )?(?:import|from) ([\w.]+)", re.M)
@@ -20,7 +20,7 @@ IMPORT = re.compile(r"^(?:>>> )?(?:import|from) ([\w.]+)", re.M)
 @pytest.mark.filterwarnings("ignore:The chararray class:DeprecationWarning")
 @pytest.mark.parametrize("page", OF_LIBRARIES, ids=name_of)
 def test_code_runs_and_prints_what_it_says(page: Path) -> None:
-    blocks = [b for b in blocks_of(page.read_text(encoding="utf-8")) if b.language == "python"]
+    blocks = [b for b in blocks_of(page.read_text(encoding="utf-8")) if b.language in CODE]
     for block in blocks:
         for module in IMPORT.findall(block.code):
             if importlib.util.find_spec(module.partition(".")[0]) is None:
