@@ -131,13 +131,8 @@ def _mark(what: str, x: int, y: int, title: str) -> str:
 
 def _moves(report: Explanation) -> Iterable[str]:
     for move in report.moves:
-        often = "each step of a loop" if move.in_loop else "a call"
-        times = "once" if move.times == 1 else f"{move.times} times"
-        lines = f", for {', '.join(move.lines)}" if move.lines else ""
         yield (
-            f'<div class="move"><p>A {move.what} of {move.elements:,} elements of {move.dtype} '
-            f"({in_bytes(move.bytes)}), {times} {often}{escape(lines)}: as many as "
-            f"{escape(' and '.join(move.refs))}.</p><p><b>Why:</b> {escape(move.why)}.</p>"
+            f'<div class="move"><p>A {escape(str(move))}.</p><p><b>Why:</b> {escape(move.why)}.</p>'
             f"<p><b>Instead:</b> {escape(move.instead)}</p></div>"
         )
     if report.kept:

@@ -79,6 +79,15 @@ class ExplainedMove:
     why: str
     instead: str
 
+    def __str__(self) -> str:
+        often = "each step of a loop" if self.in_loop else "a call"
+        times = "once" if self.times == 1 else f"{self.times} times"
+        lines = f", for {', '.join(self.lines)}" if self.lines else ""
+        return (
+            f"{self.what} of {self.elements:,} elements of {self.dtype} ({in_bytes(self.bytes)}), "
+            f"{times} {often}{lines}: as many as {' and '.join(self.refs)}"
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class ExplainedMemory:
@@ -195,14 +204,7 @@ class Explanation:
 
     def _told_moves(self) -> Iterable[str]:
         for move in self.moves:
-            often = "each step of a loop" if move.in_loop else "a call"
-            times = "once" if move.times == 1 else f"{move.times} times"
-            lines = f", for {', '.join(move.lines)}" if move.lines else ""
-            yield (
-                f"  {move.what} of {move.elements:,} elements of {move.dtype} "
-                f"({in_bytes(move.bytes)}), {times} {often}{lines}: as many as "
-                f"{' and '.join(move.refs)}\n    why: {move.why}\n    instead: {move.instead}"
-            )
+            yield f"  {move}\n    why: {move.why}\n    instead: {move.instead}"
         if self.kept:
             yield (
                 f"  {', '.join(self.kept)}: copied before each call, because a callback may raise; "
