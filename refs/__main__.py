@@ -24,7 +24,9 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     told.add_argument("function", help="`module:function`; the current folder is looked in, too")
     told.add_argument(
-        "argument", nargs="*", help="an expression in the module, such as `state` or `jnp.ones(3)`"
+        "argument",
+        nargs="*",
+        help="an expression in the module, such as `state` or `jnp.ones(3)`, or `name=expression`",
     )
     told.add_argument("--html", type=Path, metavar="FILE", help="write a page there instead")
     told.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -40,11 +42,19 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     finally:
         sys.path.remove("")
-    report = explain(
-        _evaluated(parser, path, module), *(_evaluated(parser, a, module) for a in options.argument)
-    )
+    args, kwargs = [], {}
+    for word in options.argument:
+        name, is_named, expression = word.partition("=")
+        if is_named and name.isidentifier() and not expression.startswith("="):
+            kwargs[name] = _evaluated(parser, expression, module)
+        else:
+            args.append(_evaluated(parser, word, module))
+    report = explain(_evaluated(parser, path, module), *args, **kwargs)
     if options.html:
-        options.html.write_text(report.to_html(), encoding="utf-8")
+        try:
+            options.html.write_text(report.to_html(), encoding="utf-8")
+        except OSError as error:
+            parser.error(str(error))
         print(f"{options.html} is written")
     else:
         _print(json.dumps(report.to_dict(), indent=1) if options.json else report)

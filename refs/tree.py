@@ -334,7 +334,7 @@ def _is_same(leaf: Any, value: Any) -> bool:
     if isinstance(leaf, _jax.Tracer) or isinstance(value, _jax.Tracer):
         return False
     return isinstance(leaf, jax.Array | np.ndarray | numbers.Number) and bool(
-        np.array_equal(leaf, value)
+        np.array_equal(np.asarray(leaf), np.asarray(value))
     )
 
 

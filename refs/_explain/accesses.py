@@ -11,6 +11,7 @@ from refs._tracing.facts import inner_calls
 from refs._tracing.touch_analysis import Touch, own_touches
 from refs._types import Aval, ClosedJaxpr, Eqn
 
+_NO_LINE = "an unknown line"
 _WORDS = {
     Touch.READ: "read",
     Touch.WRITE: "written",
@@ -126,14 +127,16 @@ class Accesses:
                 self.spans.insert(place, Span(what, len(inside), first, self._at - 1))
 
     def _note(self, eqn: Eqn, found: dict[int, Touch], inside: tuple[str, ...]) -> None:
-        line = _jax.user_line(eqn)
+        line = _jax.user_line(eqn, _NO_LINE)
         if _jax.is_called_callback(eqn.primitive):
             self.callbacks.append(Called(eqn.primitive.name, line, inside, tuple(found), self._at))
-        elif not found:
+        # What is made here and returned is read at the end, by no line.
+        found = {k: kind for k, kind in found.items() if k < self._n_refs or line != _NO_LINE}
+        if not found and not _jax.is_called_callback(eqn.primitive):
             return
         for number, kind in found.items():
             what = ", ".join(word for one, word in _WORDS.items() if one & kind)
-            before = self.accesses[-1] if self.accesses else None
+            before = next((a for a in reversed(self.accesses) if a.ref == number), None)
             # `r[i] += x` is traced to a read and a write, which are one update.
             is_second = before is not None and (number, what, line, inside) == before[:4]
             if not (is_second and what not in ("read", "written")):

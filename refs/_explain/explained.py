@@ -35,6 +35,12 @@ from refs._types import Aval, ClosedJaxpr
 _Named = tuple[Origin, Aval, str]
 
 
+_INSTEAD = (
+    "Use the old value before it is overwritten, or read the ref again. An argument, or what "
+    "another ref holds, is copied into the ref: compute it in the function."
+)
+
+
 def explained(
     fun: Callable[..., Any],
     traced: Any,
@@ -58,7 +64,7 @@ def explained(
     described = [origin.describe() for origin, *_ in names]
     copied = () if entry.is_plain else entry.copied
     return Explanation(
-        function=getattr(fun, "__name__", "the function"),
+        function=_jax.fun_name(fun),
         platform=jax.default_backend(),
         jax=jax.__version__,
         refs=tuple(_ref(k, name, found, kept.get(k)) for k, name in enumerate(names)),
@@ -148,7 +154,7 @@ def _moves(module: Module, updated: Sequence[Updated], traced: Any) -> Iterator[
             refs=tuple(u.name for u in updated if u.is_moved_by(first)),
             lines=tuple(dict.fromkeys(m.line for m in some if m.line)),
             why=_why(is_collective, is_result),
-            instead=ADVICE[is_collective],
+            instead=ADVICE[True] if is_collective else _INSTEAD,
         )
 
 
@@ -157,7 +163,10 @@ def _why(is_collective: bool, is_result: bool) -> str:
         return "a device needs more of the ref than its own part"
     if is_result:
         return "a result is as large as the ref, whose memory its new value has"
-    return "the old value is still used when the new one is written"
+    return (
+        "two values as large as the ref are needed at once: the old and the new one, or one that "
+        "is written and also kept elsewhere"
+    )
 
 
 def _memory(compiled: Any) -> ExplainedMemory | None:

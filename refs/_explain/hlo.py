@@ -102,14 +102,20 @@ class Module(NamedTuple):
         return Module(text, computations, in_loops)
 
     def aliases(self) -> set[int]:
-        """The numbers of the parameters whose memory an output reuses."""
+        """The numbers of the array parameters whose memory an output reuses."""
         header = self.text.split("\n", 1)[0]
-        return {int(k) for k in re.findall(r"\((\d+), \{[\d, ]*\}, (?:may|must)-alias\)", header)}
+        numbers = re.findall(r"\((\d+), \{[\d, ]*\}, (?:may|must)-alias\)", header)
+        n_tokens = len(self._parameters()) - len(self.parameters())
+        return {int(k) - n_tokens for k in numbers}
 
     def parameters(self) -> dict[int, tuple[str, int]]:
         """For each array parameter, by number: its dtype and its number of elements."""
+        # Tokens, which put effects in order, come first.
+        return dict(enumerate(array for array in self._parameters() if array[0] != "token"))
+
+    def _parameters(self) -> list[tuple[str, int]]:
         layout = re.search(r"entry_computation_layout=\{\((.*?)\)->", self.text)
-        return dict(enumerate(_arrays(layout[1] if layout else "")))
+        return _arrays(layout[1] if layout else "")
 
     def moves(self) -> list[Move]:
         """The copies of arrays, and the collectives."""

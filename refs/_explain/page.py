@@ -27,6 +27,7 @@ _STYLE = """
   --line: #39424f; --soft: #1f2530; --read: #7fb0ff; --write: #fb923c; --add: #4ade80; } }
 """
 
+NO_MOVES = "none of a ref's size, 16 KiB or more"
 _STEP, _ROW, _TOP = 26, 26, 8  # in pixels: of one access, of one ref, above the first
 _MOST_ROWS, _MOST_STEPS = 100, 400  # a picture of more is no picture
 
@@ -141,7 +142,7 @@ def _moves(report: Explanation) -> Iterable[str]:
             f"{escape(', '.join(report.kept))}.</p>"
         )
     if not report.moves and not report.kept:
-        yield "<p>None: each ref that is written is updated in place.</p>"
+        yield f"<p>{NO_MOVES}</p>"
 
 
 def _callbacks(report: Explanation) -> Iterable[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from refs._explain.accesses import Span
-from refs._explain.page import in_bytes, page_of, part_of_page
+from refs._explain.page import NO_MOVES, in_bytes, page_of, part_of_page
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,8 @@ class ExplainedMove:
 
     def __str__(self) -> str:
         often = "each step of a loop" if self.in_loop else "a call"
-        times = "once" if self.times == 1 else f"{self.times} times"
+        # Of those in branches not all are made.
+        times = "once" if self.times == 1 else f"in {self.times} places, each at most once"
         lines = f", for {', '.join(self.lines)}" if self.lines else ""
         return (
             f"{self.what} of {self.elements:,} elements of {self.dtype} ({in_bytes(self.bytes)}), "
@@ -174,11 +175,15 @@ class Explanation:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table("ref", "created", "type", "memory", "does", "in place", "where")
+        parts = [Text(f"{title}\n{text}") for title, text in self._parts()]
+        if not self.refs:
+            return Group(*parts)
+        table = Table()
+        for word in _HEAD:
+            table.add_column(word, overflow="fold")
         for r in self.refs:
             table.add_row(*map(Text, _row(r)))
-        rest = [Text(f"{title}\n{text}") for title, text in self._parts()[1:]]
-        return Group(Text(self._title, style="bold"), table, *rest)
+        return Group(Text(self._title, style="bold"), table, *parts[1:])
 
     def _repr_html_(self) -> str:
         return part_of_page(self)
@@ -188,8 +193,7 @@ class Explanation:
         return f"{self.function} on {self.platform}, jax {self.jax}"
 
     def _parts(self) -> list[tuple[str, str]]:
-        head = ("ref", "created", "type", "memory", "does", "in place", "where")
-        refs = _aligned([head, *map(_row, self.refs)]) if self.refs else "  It touches no refs."
+        refs = _aligned([_HEAD, *map(_row, self.refs)]) if self.refs else "  It touches no refs."
         parts = [(self._title, refs), ("copies", "\n".join(self._told_moves()))]
         if self.callbacks:
             told = [
@@ -211,7 +215,7 @@ class Explanation:
                 "see the page Callbacks"
             )
         if not self.moves and not self.kept:
-            yield "  none: each ref that is written is updated in place"
+            yield f"  {NO_MOVES}"
 
     def _told_memory(self, m: ExplainedMemory) -> str:
         return (
@@ -221,11 +225,17 @@ class Explanation:
         )
 
 
+_HEAD = ("ref", "created", "type", "memory", "does", "in place", "where")
+
+
 def _row(r: ExplainedRef) -> tuple[str, ...]:
     kept = {True: "yes", False: "no", None: "–"}[r.keeps_memory]
     shape = ",".join(map(str, r.shape))
     lines = dict.fromkeys(
-        f"{x.line} ({x.inside[-1].split(' at ')[0]})" if x.inside else x.line for x in r.lines
+        f"{x.line} ({' in '.join(what.split(' at ')[0] for what in reversed(x.inside))})"
+        if x.inside
+        else x.line
+        for x in r.lines
     )
     return (
         *(r.name or "–", r.created or "–", f"{r.dtype}[{shape}]", in_bytes(r.bytes)),

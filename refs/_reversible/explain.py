@@ -75,7 +75,8 @@ def _blame(node: Node, known: Solution, made_by: dict[Var, Node]) -> NotReversib
         if not node.place.is_safe:
             return NotReversibleError(
                 f"{start}its index is an array, or known only when the program runs: only sums can "
-                "be undone there, `ref[i] += x` at integers, `ref.at[i].add(x)` at arrays of them"
+                "be undone there, `ref[i] += x` at integers, `ref.at[i].add(x)` at arrays of them. "
+                "To permute, write all of it: `ref[...] = ref[...][constant_permutation]`"
             )
         return NotReversibleError(f"{start}the old value is lost{_how(node, known, made_by)}")
     return NotReversibleError(f"{start}{node.why}")
@@ -128,6 +129,13 @@ def _reasons(operands: tuple[Operand, ...], known: Solution, made_by: dict[Var, 
 def _how(node: Write, known: Solution, made_by: dict[Var, Node]) -> str:
     """Why what a write overwrites is lost."""
     reads = set(variables(node.olds))
+    makers = (made_by[v] for v in _forward(set(), node.value, made_by))
+    if not reads and any(isinstance(n, Read) and n.ins[0] is node.before for n in makers):
+        return (
+            ", because what was read of it, and where, doesn't give it back. Write the part that "
+            "is read, by constant numbers, `ref[...] = ref[...][constant_permutation]`, keep the old "
+            "value in another ref, or use refs.checkpoint"
+        )
     if not reads:
         return (
             ", because nothing has read it. Write to another ref, keep the old value in one, or "
@@ -154,9 +162,9 @@ def _how(node: Write, known: Solution, made_by: dict[Var, Node]) -> str:
     )
 
 
-def _forward(start: set[Var], end: Var, made_by: dict[Var, Node]) -> Iterator[Var]:
-    """The variables on the way back from `end` that are made of `start`, the last first."""
-    rest, seen = [end], set[Var]()
+def _forward(start: set[Var], end: Operand, made_by: dict[Var, Node]) -> Iterator[Var]:
+    """The variables on the way back from `end` to `start`, the last first."""
+    rest, seen = [*variables((end,))], set[Var]()
     while rest:
         v = rest.pop(0)
         if v in seen or v in start or v not in made_by:

@@ -121,7 +121,7 @@ def part_of(node: Node, made_by: Mapping[Var, Node]) -> Part | None:
     return None
 
 
-def _permutation(node: Equation, indices: np.ndarray) -> Part | None:
+def _permutation(node: Equation, indices: Value) -> Part | None:
     """The elements that a `gather` gives, if all of them are in bounds."""
     whole, shape = node.ins[0].aval, node.outs[0].aval.shape
     params = {**node.eqn.params, "fill_value": -1}
@@ -134,15 +134,15 @@ def _permutation(node: Equation, indices: np.ndarray) -> Part | None:
     return Part(node.outs[0], np.unravel_index(places, whole.shape), shape)
 
 
-def _constant(x: Operand, made_by: Mapping[Var, Node]) -> np.ndarray | None:
+def _constant(x: Operand, made_by: Mapping[Var, Node]) -> Value | None:
     """The value of an operand that is made of constants alone."""
     if isinstance(x, Literal):
-        return None if isinstance(x.value, _jax.Tracer) else np.asarray(x.value)
+        return None if isinstance(x.value, _jax.Tracer) else x.value
     node = made_by.get(x)
-    if type(node) is not Equation or node.eqn.effects or not node.ins:
+    if type(node) is not Equation or node.eqn.effects:
         return None
     operands = [_constant(operand, made_by) for operand in node.ins]
     if any(operand is None for operand in operands):
         return None
     with jax.ensure_compile_time_eval():
-        return np.asarray(node.run(operands)[node.outs.index(x)])
+        return node.run(operands)[node.outs.index(x)]

@@ -29,7 +29,8 @@ class Literal:
 
 def is_index_type(aval: Aval) -> bool:
     """Whether an array of this type may be an index, a mask, or what one is computed from."""
-    return aval.dtype == bool or jnp.issubdtype(aval.dtype, jnp.integer)
+    is_integer = aval.dtype == bool or jnp.issubdtype(aval.dtype, jnp.integer)
+    return is_integer or _jax.is_key(aval.dtype)
 
 
 class Place(NamedTuple):

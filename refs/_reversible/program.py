@@ -140,7 +140,7 @@ def _keep(builder: Builder) -> None:
 def known_index(x: Value) -> Literal | None:
     """An argument, as a constant, if it may be an index that is known before anything runs."""
     aval = _jax.typeof(x)
-    is_known = not isinstance(x, _jax.Tracer) and not _jax.is_key(aval.dtype)
+    is_known = not isinstance(x, _jax.Tracer)
     return Literal(x, aval) if is_known and is_index_type(aval) else None
 
 

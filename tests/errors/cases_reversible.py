@@ -66,7 +66,8 @@ def reversible_overwriting_a_part(r, i):
     errors.NotReversibleError,
     "reversible: the write of ref `r` (created at FILE:N) at FILE:N can't be undone: its index is "
     "an array, or known only when the program runs: only sums can be undone there, `ref[i] += x` "
-    "at integers, `ref.at[i].add(x)` at arrays of them",
+    "at integers, `ref.at[i].add(x)` at arrays of them. To permute, write all of it: `ref[...] = "
+    "ref[...][constant_permutation]`",
 )
 def reversible_overwriting_at_an_index(r, i):
     def program(k):

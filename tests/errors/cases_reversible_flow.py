@@ -1,6 +1,7 @@
 """Errors about loops and branches in reversible functions. See `test_errors.py`."""
 
 import jax.numpy as jnp
+import numpy as np
 
 import refs
 from refs import errors
@@ -51,5 +52,24 @@ def reversible_choice_by_what_is_written(r, i):
             return _, None
 
         refs.scan(chosen, None, None, length=3)
+
+    orbit(run)
+
+
+@raises(
+    errors.NotReversibleError,
+    "reversible: the write of a ref (created at FILE:N) at FILE:N can't be undone: the old value "
+    "is lost, because what was read of it, and where, doesn't give it back. Write the part that is "
+    "read, by constant numbers, `ref[...] = ref[...][constant_permutation]`, keep the old value in "
+    "another ref, or use refs.checkpoint",
+)
+def reversible_part_by_elements_of_the_whole(r, i):
+    def run(step, a):
+        def permuted(_, __):
+            step()
+            a[:2] = a[np.array([1, 0])]
+            return _, None
+
+        refs.scan(permuted, None, None, length=3)
 
     orbit(run)

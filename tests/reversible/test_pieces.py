@@ -19,6 +19,7 @@ MOVES = {
     "indexed by numpy": lambda r: r[...][ORDER],
     "indexed by jax": lambda r: r[...][jnp.array(ORDER)],
     "indexed from the end": lambda r: r[...][ORDER - 6],
+    "drawn": lambda r: r[...][jax.random.permutation(jax.random.key(3), 6)],
     "take": lambda r: jnp.take(r[...], ORDER),
     "reads, joined": lambda r: jnp.concatenate([r[2:], r[:2]]),
     "parts that overlap": lambda r: (r[1:5], jnp.concatenate([r[2:], r[:2]]))[1],
