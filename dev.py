@@ -9,6 +9,8 @@
     python3 dev.py libraries       run programs of Equinox, Flax, diffrax ... over refs
     python3 dev.py lint            check style, formatting and types
     python3 dev.py docs            build the documentation into build/site
+    python3 dev.py docs --serve    serve it at http://127.0.0.1:8000, built anew when a page changes
+    python3 dev.py package         build wheel and sdist into dist, and try them out
 
 The first call makes a virtual environment, .venv (another: python3 dev.py --venv DIR test), and
 installs the project into it; later calls install only when pyproject.toml has changed, or when
@@ -43,7 +45,10 @@ COMMANDS = {
         ],
     ),
     "docs": (["docs"], [["-m", "mkdocs", "build", "--strict"]]),
+    "package": (["package"], [[".ci/package.py"]]),
 }
+# Docstrings are pages, too: --watch. Without --livereload some versions of click turn it off.
+SERVE = ["-m", "mkdocs", "serve", "--livereload", "--watch", "refs"]
 # A worker costs an import of JAX, so more than a few don't pay.
 PARALLEL = ["-n", "auto", "--maxprocesses", "4"]
 
@@ -70,6 +75,8 @@ def main():
         args = [*PARALLEL, "--quick"]
     elif (options.command, args) in (("test", ["--all"]), ("coverage", []), ("libraries", [])):
         args = PARALLEL
+    elif options.command == "docs" and "--serve" in args:
+        runs, args = [SERVE], [arg for arg in args if arg != "--serve"]
     python = environment(options.venv.absolute(), extras)
     # Pyright looks for JAX beside the first `python` on PATH.
     os.environ["PATH"] = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"

@@ -42,8 +42,8 @@ from scale_programs import BY_HAND, LAYOUTS, OURS, compiled, programs
 from stopwatch import Timing, in_turns, microseconds
 
 import refs
-from refs._jit import ways
 from refs._explain.hlo import Module
+from refs._jit import ways
 
 Rows = dict[str, dict[str, Timing]]
 

@@ -61,8 +61,8 @@ def test_program_checks_itself(name, monkeypatch, capsys):
 def test_page_shows_each_program_and_its_picture():
     page = PAGE.read_text(encoding="utf-8")
     assert sorted(re.findall(r"^`python examples/gallery/(\w+)\.py`$", page, re.M)) == PROGRAMS
-    pictures = re.findall(r"^!\[.+\]\(figures/gallery/(\w+)\.svg\)$", page, re.M)
+    pictures = re.findall(r"^!\[.+\]\(gallery/(\w+)\.svg\)$", page, re.M)
     assert sorted(pictures) == PROGRAMS
     for name in PROGRAMS:
-        picture = ROOT / "docs" / "figures" / "gallery" / f"{name}.svg"
+        picture = ROOT / "docs" / "gallery" / f"{name}.svg"
         assert 0 < picture.stat().st_size < 40_000, picture

@@ -133,8 +133,8 @@ def _how(node: Write, known: Solution, made_by: dict[Var, Node]) -> str:
     if not reads and any(isinstance(n, Read) and n.ins[0] is node.before for n in makers):
         return (
             ", because what was read of it, and where, doesn't give it back. Write the part that "
-            "is read, by constant numbers, `ref[...] = ref[...][constant_permutation]`, keep the old "
-            "value in another ref, or use refs.checkpoint"
+            "is read, by constant numbers, `ref[...] = ref[...][constant_permutation]`, keep the "
+            "old value in another ref, or use refs.checkpoint"
         )
     if not reads:
         return (
