@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib
 import io
+import math
+import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+import refs
 
 pytest.importorskip("sklearn")
 rich_console = pytest.importorskip("rich.console")
@@ -39,6 +43,35 @@ def test_digits_learns_in_place(digits):
 
 
 @pytest.mark.slow
+def test_digits_explained(digits):
+    """What the report says of the step is what the example promises, and what its HLO has."""
+    net = refs.tree.new_ref(digits.init(0))
+    batch = np.zeros((32, 8, 8), np.float32), np.zeros(32, int)
+    report = digits.train_step.explain(net, *batch)
+    assert len(report.refs) == 30
+    does = {r.name: r.does for r in report.refs}
+    assert does["['rate']"] == "read"
+    assert "written" not in does["['batches']"]
+    changed = [r for r in report.refs if r.does != "read"]
+    assert len(changed) == 29
+    assert all(r.keeps_memory for r in changed)
+    # XLA puts weights in other orders for the convolutions, and keeps old ones for gradients.
+    hlo = digits.train_step.lower(net, *batch).compile().as_text()
+    copies = re.findall(r"= f32\[([\d,]+)\]\S* copy\(", hlo)
+    sizes = [math.prod(map(int, dims.split(","))) for dims in copies]
+    for move in report.moves:
+        assert move.what == "copy"
+        assert all(line.startswith("digits.py:") for line in move.lines)
+    for size in {move.elements for move in report.moves}:
+        times = sum(move.times for move in report.moves if move.elements == size)
+        assert times == sizes.count(size)
+    assert not report.callbacks
+    size = sum(r.bytes for r in report.refs)
+    assert report.memory.aliased == size - 4  # all but the rate
+    line = report.refs[-1].lines[0].line
+    assert line.startswith("digits.py:")
+
+
 def test_digits_controls_compute_the_same(digits):
     baselines = importlib.import_module("_digits_baselines")
     data = digits.load(200)

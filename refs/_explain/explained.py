@@ -39,6 +39,7 @@ _INSTEAD = (
     "Use the old value before it is overwritten, or read the ref again. An argument, or what "
     "another ref holds, is copied into the ref: compute it in the function."
 )
+_OF_ORDER = "It is XLA's own, and made by hand as well: keep the array in the operation's order."
 
 
 def explained(
@@ -138,9 +139,9 @@ def _ref(number: int, name: _Named, found: Accesses, keeps: bool | None) -> Expl
 def _moves(module: Module, updated: Sequence[Updated], traced: Any) -> Iterator[ExplainedMove]:
     kinds: dict[tuple[Any, ...], list[Move]] = {}
     for move in moves_of(module, updated):
-        kinds.setdefault(kind_of(move), []).append(move)
+        kinds.setdefault((*kind_of(move), move.is_of_transpose), []).append(move)
     sizes = {(x.dtype, int(np.prod(x.shape))) for x in jax.tree.leaves(traced.out_info)}
-    for (*_, is_collective), some in kinds.items():
+    for (*_, is_collective, is_of_transpose), some in kinds.items():
         first = some[0]
         dtype = dtype_of(first.dtype)
         is_result = not first.in_loop and any((str(d), n) == (dtype, first.size) for d, n in sizes)
@@ -153,14 +154,16 @@ def _moves(module: Module, updated: Sequence[Updated], traced: Any) -> Iterator[
             in_loop=first.in_loop,
             refs=tuple(u.name for u in updated if u.is_moved_by(first)),
             lines=tuple(dict.fromkeys(m.line for m in some if m.line)),
-            why=_why(is_collective, is_result),
-            instead=ADVICE[True] if is_collective else _INSTEAD,
+            why=_why(is_collective, is_of_transpose, is_result),
+            instead=ADVICE[True] if is_collective else _OF_ORDER if is_of_transpose else _INSTEAD,
         )
 
 
-def _why(is_collective: bool, is_result: bool) -> str:
+def _why(is_collective: bool, is_of_transpose: bool, is_result: bool) -> str:
     if is_collective:
         return "a device needs more of the ref than its own part"
+    if is_of_transpose:
+        return "an operation, such as a convolution, takes or gives elements in another order"
     if is_result:
         return "a result is as large as the ref, whose memory its new value has"
     return (

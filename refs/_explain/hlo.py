@@ -47,6 +47,7 @@ class Move(NamedTuple):
     Attributes:
       in_loop: whether a loop repeats it.
       is_permutation: whether it is a collective that exchanges what devices have.
+      is_of_transpose: whether it is a copy that puts a transposed array in another order.
       line: the line of the user's that it is for.
     """
 
@@ -55,6 +56,7 @@ class Move(NamedTuple):
     in_loop: bool
     is_collective: bool
     is_permutation: bool
+    is_of_transpose: bool
     line: str | None
 
     @property
@@ -126,6 +128,7 @@ class Module(NamedTuple):
                 name in self.in_loops,
                 i.op not in _COPIES,
                 i.op.startswith(("collective-permute", "all-to-all")),
+                any(i.rest.startswith(f"%{o.name})") for o in instructions if o.op == "transpose"),
                 self._line_for(i, instructions),
             )
             for name, instructions in self.computations.items()
