@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 _STYLE = """
 .refs-explain { font: 14px/1.5 system-ui, sans-serif; color: #1d2433; background: #fff;
-  --line: #d6dbe6; --soft: #f3f5fa; --read: #2463c7; --write: #c2410c; --add: #15803d; }
+  padding: 12px; --line: #d6dbe6; --soft: #f3f5fa; --read: #2463c7; --write: #c2410c;
+  --add: #15803d; }
 .refs-explain h1 { font-size: 20px; margin: 0 0 4px } .refs-explain h2 { font-size: 16px;
   margin: 24px 0 6px } .refs-explain p { margin: 4px 0 }
 .refs-explain table { border-collapse: collapse } .refs-explain th, .refs-explain td { text-align:
