@@ -20,7 +20,7 @@ from refs._jit.dispatch import NoForm, dispatcher
 from refs._jit.entry import Entry
 from refs._jit.executable import Options
 from refs._jit.inner import Inner, key_of
-from refs._jit.kinds import is_like, kind_of, quick_key, shapes_of_refs
+from refs._jit.kinds import is_like, kind_of, quick_key, shapes_of_refs, told_apart
 from refs._jit.plain import GetFun, Plain
 from refs._jit.stages import Lowered, Traced
 from refs._jit.ways import carefully, prepare
@@ -357,6 +357,7 @@ class Programs:
         except (TypeError, OverflowError):
             if not call.refs:  # JAX raises its own error about the argument.
                 self._plain(static, call).trace(*self._arguments(static, call))
+            told_apart(_jax.fun_name(self._fun), call.tree, call.flat)
             raise
 
     def _all(self) -> list[Any]:

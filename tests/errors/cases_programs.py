@@ -321,3 +321,16 @@ def export_of_a_function_over_refs(r, i):
 def shardings_of_other_arguments(r, i):
     whole = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     refs.jit(lambda r: r[0], in_shardings=(None, whole))(r)
+
+
+@raises(
+    errors.RefTypeError,
+    "call of `apply`: `args[0]['activation']` is of type str, no array and no ref: close over it, "
+    "make it a static argument or field, or pass the tree without it",
+)
+def compiled_call_with_text_in_a_tree(r, i):
+    @refs.jit
+    def apply(model):
+        return getattr(jax.nn, model["activation"])(model["w"][...])
+
+    apply({"w": r, "activation": "gelu"})
