@@ -1,9 +1,6 @@
 """`refs.explain`: what it says of a function is what its trace and its compiled program say."""
 
-import io
-import json
 import re
-from html.parser import HTMLParser
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +8,6 @@ import numpy as np
 import pytest
 
 import refs
-from refs.__main__ import main
 from tests.processes import run_with_devices
 
 N = 10_000
@@ -232,8 +228,27 @@ def test_functions_without_refs():
     report = refs.explain(lambda x: x + 1, jnp.ones(3))
     assert report.refs == ()
     assert "It touches no refs." in str(report)
+    assert "It touches no refs." in report.to_html()
     own = refs.explain(lambda x: refs.freeze(refs.new_ref(x)), jnp.ones(3))
     assert [r.role for r in own.refs] == ["made inside"]
+
+
+def test_a_ref_that_nothing_touches_has_no_picture():
+    page = refs.explain(lambda r, x: x, refs.new_ref(0), 1.0).to_html()
+    assert "not touched" in page
+    assert "<svg" not in page
+
+
+def test_what_is_in_a_shard_map():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    r = refs.new_ref(jnp.zeros(4), name="r")
+
+    def body(r):
+        r[...] += 1
+
+    mapped = refs.shard_map(body, mesh=mesh, in_specs=jax.P("d"), out_specs=None)
+    [ref] = refs.explain(mapped, r).refs
+    assert ref.does != "not touched"
 
 
 def test_static_arguments_and_methods():
@@ -244,139 +259,3 @@ def test_static_arguments_and_methods():
         r[n] = 1.0
 
     assert f.explain(r, 2).refs[0].does == "written"
-
-
-# --- The report as data and as a page
-
-
-class Tags(HTMLParser):
-    """The tags of a page; it must close what it opens."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.seen, self.text = [], [], ""
-        self.feed(text)
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
-        if tag not in ("meta",):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        if tag in ("p", "td", "th", "tr") and self.open[-1] != tag:  # left open, as HTML allows
-            return
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
-
-
-@pytest.fixture
-def report(big):
-    def f(x, scratch=None):
-        t = refs.new_ref(jnp.zeros(3), name="<scratch>")
-
-        def step(_, y):
-            big[0] += y
-            t[0] = big[1]
-            return _, None
-
-        refs.scan(step, None, x)
-        refs.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), jnp.float32), t[0])
-        return big[...]
-
-    return refs.explain(f, jnp.arange(4.0))
-
-
-def test_data(report):
-    data = json.loads(json.dumps(report.to_dict()))
-    assert [r["name"] for r in data["refs"]] == ["big", "<scratch>"]
-    assert data["refs"][0]["lines"][0].keys() == {"what", "line", "inside", "at"}
-    assert data["memory"]["peak"] >= data["memory"]["ideal"] > 0
-    assert data["before"] != data["after"]
-    assert data["loops"][0]["what"].startswith("scan of 4 steps at test_explain.py:")
-
-
-def test_page(report):
-    page = Tags(report.to_html())
-    assert "<scratch>" in page.text  # and so it was escaped
-    marks = [a["class"] for tag, a in page.seen if a.get("class") in ("read", "write", "add")]
-    assert len(marks) == sum(len(r.lines) for r in report.refs)
-    assert sum(a.get("class") == "loop" for _, a in page.seen) == len(report.loops) == 1
-    urls = [v for _, a in page.seen for k, v in a.items() if k in ("src", "href")]
-    assert not urls  # It needs no other file.
-    assert Tags(report._repr_html_()).text.strip() in page.text
-
-
-def test_a_page_of_many_accesses(big):
-    def f():
-        for k in range(500):
-            big[k] = 1.0
-
-    assert "500 accesses: too many for a picture" in refs.explain(f).to_html()
-
-
-def test_rich_draws_it(report):
-    rich = pytest.importorskip("rich.console")
-    console = rich.Console(width=160, record=True, file=io.StringIO())
-    console.print(report)
-    text = console.export_text()
-    assert "big" in text
-    assert "float32[10000]" in text
-
-
-# --- The command
-
-
-@pytest.fixture
-def module(tmp_path, monkeypatch):
-    (tmp_path / "explained_program.py").write_text(
-        "import jax.numpy as jnp\nimport refs\n"
-        "w = refs.new_ref(jnp.zeros(3), name='w')\n"
-        "def step(w, x):\n    w[0] += x\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_command(module, capsys):
-    assert main(["explain", "explained_program:step", "w", "jnp.float32(2)"]) == 0
-    assert "added to" in capsys.readouterr().out
-    assert main(["explain", "explained_program:step", "w", "2.0", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["refs"][0]["name"] == "w"
-    assert main(["explain", "explained_program:step", "w", "2.0", "--html", "page.html"]) == 0
-    assert "added to" in (module / "page.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["explain", "explained_program"], "'explained_program' is no `module:function`"),
-        (["explain", "no_such_module_here:f"], "No module named 'no_such_module_here'"),
-        (["explain", "explained_program:nothing"], "'nothing' in module 'explained_program'"),
-        (["explain", "explained_program:step", "v"], "'v' in module 'explained_program'"),
-        (
-            ["explain", "explained_program:step", "w", "x=2.0", "--html", "no/a.html"],
-            "No such file",
-        ),
-    ],
-)
-def test_what_the_command_refuses(module, words, said, capsys):
-    with pytest.raises(SystemExit):
-        main(words)
-    assert said in capsys.readouterr().err
-
-
-# --- Refs in notebooks
-
-
-def test_a_ref_in_a_notebook(big):
-    text = Tags(big._repr_html_()).text
-    assert "big 40,000 bytes, created at test_explain.py:" in text
-    assert "Ref([0.000e+00" in text
-    refs.freeze(big)
-    assert "Ref(<was frozen" in Tags(big._repr_html_()).text
