@@ -1,5 +1,6 @@
 """The report of `refs.explain` as data, as a page and in a shell, and refs in notebooks."""
 
+import dataclasses
 import io
 import json
 import sys
@@ -186,3 +187,20 @@ def test_treescope_is_given_the_value(big, monkeypatch):
     np.testing.assert_array_equal(given["attributes"]["value"], np.arange(N))
     refs.freeze(big)
     assert big.__treescope_repr__(None, None)["attributes"]["value"] is None
+
+
+@pytest.mark.parametrize(
+    ("n", "said"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**40, "1.0 TiB"), (2**51, "2,048.0 TiB")],
+)
+def test_memory_is_told_in_units_that_fit(report, n, said):
+    told = dataclasses.replace(report, memory=dataclasses.replace(report.memory, arguments=n))
+    assert f"  {said} of arguments" in str(told)
+    assert f"<td>{said}</td>" in told.to_html()
+
+
+def test_a_platform_that_does_not_say_how_much_memory(report):
+    unknown = dataclasses.replace(report, memory=None)
+    assert unknown.to_dict()["memory"] is None
+    assert "memory of a device" not in str(unknown)
+    assert "Memory of a device" not in unknown.to_html()
