@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -34,7 +35,6 @@ from refs._types import Aval, ClosedJaxpr
 # A ref as the report names it: its origin, the type of its value, and its role.
 _Named = tuple[Origin, Aval, str]
 
-
 _INSTEAD = (
     "Use the old value before it is overwritten, or read the ref again. An argument, or what "
     "another ref holds, is copied into the ref: compute it in the function."
@@ -55,13 +55,17 @@ def explained(
     compiled = lowered.compile()
     module = Module.parse(compiled.as_text())
     updated = updated_by(lowered, module, [origin.describe() for _, origin in arguments])
+    numbers = _numbers(entry, len(arguments))
+    closed_over = [
+        entry.transaction.program.refs[k] for k, n in numbers.items() if n >= len(arguments)
+    ]
     names: list[_Named] = [
         (origin, _jax.typeof(ref).inner_aval, "argument") for ref, origin in arguments
     ]
-    names += _closed_over(entry)
-    found = _accesses(traced.effectful_jaxpr, entry, len(arguments), len(names))
+    names += [(origin_of(t), t.inner_aval, "closed over") for t in map(_jax.typeof, closed_over)]
+    found = _accesses(traced.effectful_jaxpr, entry, numbers, len(arguments), len(names))
     names += [(origin, aval, "made inside") for origin, aval in found.made]
-    kept = _keeping(entry, module)
+    kept = _keeping(entry, numbers, module)
     described = [origin.describe() for origin, *_ in names]
     copied = () if entry.is_plain else entry.copied
     return Explanation(
@@ -82,40 +86,32 @@ def explained(
     )
 
 
-def _numbers(entry: Any) -> dict[int, int | None]:
-    """For each ref that a form closes over, by its position: which argument it is, if it is one."""
+def _numbers(entry: Any, n_arguments: int) -> dict[int, int]:
+    """The number of each ref that a form closes over, by its position: arguments come first."""
     if entry.is_plain:
         return {}
     t = entry.transaction
     given = {k: i for i, k in enumerate(t.links) if k is not None}
-    return {k: given.get(k) for k in range(len(t.program.refs))}
+    others = itertools.count(n_arguments)
+    return {k: given[k] if k in given else next(others) for k in range(len(t.program.refs))}
 
 
-def _closed_over(entry: Any) -> Iterator[_Named]:
-    """The refs that the function closes over and isn't given."""
-    for k, argument in _numbers(entry).items():
-        if argument is None:
-            aval = _jax.typeof(entry.transaction.program.refs[k])
-            yield origin_of(aval), aval.inner_aval, "closed over"
-
-
-def _accesses(closed: ClosedJaxpr, entry: Any, n_arguments: int, n_refs: int) -> Accesses:
+def _accesses(
+    closed: ClosedJaxpr, entry: Any, numbers: dict[int, int], n_arguments: int, n_refs: int
+) -> Accesses:
     inputs = [k if k < n_arguments else None for k in range(len(closed.in_avals))]
-    others = iter(range(n_arguments, n_refs))
-    numbers = {k: next(others) if i is None else i for k, i in _numbers(entry).items()}
     position = {} if entry.is_plain else entry.transaction.program.position
     return Accesses(closed, inputs, {i: numbers[k] for i, k in position.items()}, n_refs)
 
 
-def _keeping(entry: Any, module: Module) -> dict[int, bool]:
+def _keeping(entry: Any, numbers: dict[int, int], module: Module) -> dict[int, bool]:
     """For each ref that is written, by number: whether its memory is kept."""
     if entry.is_plain:
         return {}
-    t, aliased = entry.transaction, module.aliases()
-    others = [k for k, i in _numbers(entry).items() if i is None]
+    aliased, operands = module.aliases(), entry.arguments.packing.operands
     return {
-        len(t.links) + others.index(s.outer) if s.argument is None else s.argument: n in aliased
-        for s, n in zip(t.written, entry.arguments.packing.operands, strict=True)
+        numbers[s.outer] if s.argument is None else s.argument: n in aliased
+        for s, n in zip(entry.transaction.written, operands, strict=True)
     }
 
 

@@ -74,8 +74,7 @@ def _refs(refs: Sequence[ExplainedRef]) -> Iterable[str]:
     yield "".join(f"<th>{word}</th>" for word in head) + "</tr>"
     for r in refs:
         kept = {True: "yes", False: "<b>no</b>", None: "–"}[r.keeps_memory]
-        kind = f"{r.dtype}[{','.join(map(str, r.shape))}]"
-        cells = [escape(x) for x in (r.name or "–", r.created or "–", kind)]
+        cells = [escape(x) for x in (r.name or "–", r.created or "–", r.type)]
         cells += [in_bytes(r.bytes), r.role, r.does, kept]
         yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
     yield "</table></div>"
@@ -149,10 +148,7 @@ def _moves(report: Explanation) -> Iterable[str]:
 def _callbacks(report: Explanation) -> Iterable[str]:
     if report.callbacks:
         yield "<h2>Callbacks</h2><ul>"
-        for c in report.callbacks:
-            where = "".join(f", in {what}" for what in c.inside)
-            given = f", given {', '.join(c.refs)}" if c.refs else ""
-            yield f"<li>{escape(f'{c.what} at {c.line}{where}{given}')}</li>"
+        yield from (f"<li>{escape(str(c))}</li>" for c in report.callbacks)
         yield "</ul>"
 
 

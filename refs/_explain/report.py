@@ -52,6 +52,11 @@ class ExplainedRef:
     keeps_memory: bool | None
     lines: tuple[LineOfRef, ...]
 
+    @property
+    def type(self) -> str:
+        """`float32[2,3]`."""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
 
 @dataclasses.dataclass(frozen=True)
 class ExplainedMove:
@@ -117,13 +122,17 @@ class ExplainedMemory:
 
 @dataclasses.dataclass(frozen=True)
 class ExplainedCallback:
-    """A callback. `refs` are those that it is given, `kept` those that each call copies before."""
+    """A callback: its primitive, its line, the loops around it, and the refs that it is given."""
 
     what: str
     line: str
     inside: tuple[str, ...]
     refs: tuple[str, ...]
     at: int
+
+    def __str__(self) -> str:
+        given = f", given {', '.join(self.refs)}" if self.refs else ""
+        return f"{self.what} at {self.line}{_within(self.inside)}{given}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,12 +205,7 @@ class Explanation:
         refs = _aligned([_HEAD, *map(_row, self.refs)]) if self.refs else "  It touches no refs."
         parts = [(self._title, refs), ("copies", "\n".join(self._told_moves()))]
         if self.callbacks:
-            told = [
-                f"  {c.what} at {c.line}{_within(c.inside)}"
-                + (f", given {', '.join(c.refs)}" if c.refs else "")
-                for c in self.callbacks
-            ]
-            parts.append(("callbacks", "\n".join(told)))
+            parts.append(("callbacks", "\n".join(f"  {c}" for c in self.callbacks)))
         if self.memory is not None:
             parts.append(("memory of a device", f"  {self._told_memory(self.memory)}"))
         return parts
@@ -230,7 +234,6 @@ _HEAD = ("ref", "created", "type", "memory", "does", "in place", "where")
 
 def _row(r: ExplainedRef) -> tuple[str, ...]:
     kept = {True: "yes", False: "no", None: "–"}[r.keeps_memory]
-    shape = ",".join(map(str, r.shape))
     lines = dict.fromkeys(
         f"{x.line} ({' in '.join(what.split(' at ')[0] for what in reversed(x.inside))})"
         if x.inside
@@ -238,7 +241,7 @@ def _row(r: ExplainedRef) -> tuple[str, ...]:
         for x in r.lines
     )
     return (
-        *(r.name or "–", r.created or "–", f"{r.dtype}[{shape}]", in_bytes(r.bytes)),
+        *(r.name or "–", r.created or "–", r.type, in_bytes(r.bytes)),
         *(r.does, kept, ", ".join(lines)),
     )
 

@@ -15,6 +15,7 @@ from refs._reversible.nodes import (
     Lookup,
     Node,
     Operand,
+    Relation,
     Solution,
     Step,
     Var,
@@ -215,13 +216,8 @@ class Decode(Node):
         run.give(self.ins[0], run.take(self.outs[0]))
 
 
-class Meaning(Node):
+class Meaning(Relation):
     """The array that an encoded value stands for, where it is computed in another way, too."""
-
-    rank = 0
-    ins = ()
-    outs = ()
-    line = "the end"
 
     def __init__(self, format: Format, s: Var, x: Var):
         self.format, self.s, self.x = format, s, x
@@ -230,16 +226,10 @@ class Meaning(Node):
     def watched(self) -> Iterable[Var]:
         return (self.s,)
 
-    def run(self, values: Sequence[Value]) -> list[Value]:
-        return []
-
     def ways(self, known: Solution) -> Iterator[Step]:
         s, x = self.s, self.x
         if s in known and x not in known:
             yield Step(self, (s,), (x,), lambda at: [self.format.decode(at(s), x.aval.dtype)])
-
-    def pull(self, run: Backward) -> None:
-        """There is nothing to pull."""
 
 
 class Plus(Node):

@@ -133,6 +133,21 @@ class Source(Node):
         """There is nothing to pull."""
 
 
+class Relation(Node):
+    """A node that computes nothing: it says how a value follows from others."""
+
+    rank = 0
+    ins = ()
+    outs = ()
+    line = "the end"
+
+    def run(self, values: Sequence[Value]) -> list[Value]:
+        return []
+
+    def pull(self, run: Backward) -> None:
+        """There is nothing to pull."""
+
+
 class Solution:
     """What is known, and by which steps: a set of variables that grows.
 

@@ -7,7 +7,7 @@ from the slices: not from one of them, so this is no inverse of an operation, bu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,10 @@ from jax import lax
 
 from refs import _jax
 from refs._reversible.equations import Equation
-from refs._reversible.nodes import Lookup, Node, Operand, Solution, Step, Var
+from refs._reversible.nodes import Lookup, Node, Operand, Relation, Solution, Step, Var
 from refs._reversible.places import Literal
 from refs._reversible.versions import Read
 from refs._types import Value
-
-if TYPE_CHECKING:
-    from refs._reversible.backward import Backward
 
 
 class Part(NamedTuple):
@@ -39,13 +36,8 @@ class Part(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Pieces(Node):
+class Pieces(Relation):
     """A value of which parts are known: where they cover it, it is, too."""
-
-    rank = 0
-    ins = ()
-    outs = ()
-    line = "the end"
 
     def __init__(self, whole: Var, parts: Sequence[Part]):
         self.whole, self.parts = whole, parts
@@ -53,9 +45,6 @@ class Pieces(Node):
     @property
     def watched(self) -> Iterable[Var]:
         return (part.value for part in self.parts)
-
-    def run(self, values: Sequence[Value]) -> list[Value]:
-        return []
 
     def ways(self, known: Solution) -> Iterator[Step]:
         if self.whole in known:
@@ -83,9 +72,6 @@ class Pieces(Node):
             return whole
 
         return jax.tree.map(join, *(at(part.value) for part in parts))
-
-    def pull(self, run: Backward) -> None:
-        """There is nothing to pull."""
 
 
 def pieces(nodes: Sequence[Node], made_by: Mapping[Var, Node]) -> list[Pieces]:
