@@ -46,7 +46,8 @@ class Benchmark:
 
 BENCHMARKS = {
     "dispatch": Benchmark(
-        "dispatch/run.py", ("_buffers", "_handles", "_indexing", "_jit", "_transactions")
+        "dispatch/run.py",
+        ("_buffers", "_handles", "_indexing", "_jit", "_transactions", "refs/random.py"),
     ),
     "programs": Benchmark(
         "programs/run.py",

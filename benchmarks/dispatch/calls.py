@@ -195,6 +195,34 @@ def two_sizes() -> Ways:
     }
 
 
+@row("refs of two shapes in turn")
+def two_shapes() -> Ways:
+    """As batches of two sizes, where the refs differ: two models, or a model and its copy."""
+    by_hand = donating(lambda state: plus(state, 1))
+
+    def of_two_shapes() -> list[Any]:
+        return [arrays(MANY), [x[:8] for x in arrays(MANY)]]
+
+    def step_by_hand(both: list[Any]) -> list[Any]:
+        both.reverse()
+        return [by_hand(both[0]), both[1]]
+
+    def over(m: Any) -> Way:
+        compiled = m.jit(lambda state: add(state, 1))
+
+        def step(both: list[Any]) -> None:
+            both.reverse()
+            compiled(both[0])
+
+        return keeps(step, jax.tree.map(m.new_ref, of_two_shapes()))
+
+    return {
+        BY_HAND: threads(step_by_hand, of_two_shapes()),
+        NATIVE: over(jax),
+        OURS: over(refs),
+    }
+
+
 @row("two functions in turn, one ref in common")
 def overlapping() -> Ways:
     """10 and 10 refs, and one that both write: a counter, or the state of a random generator."""

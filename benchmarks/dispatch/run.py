@@ -1,17 +1,17 @@
 """What a call costs: `refs.jit` and eager operations, against a hand-donated jit and `jax.Ref`.
 
     python benchmarks/dispatch/run.py                       # all tables
-    python benchmarks/dispatch/run.py --only eager          # one: sizes, calls or eager
+    python benchmarks/dispatch/run.py --only eager          # one: sizes, calls, eager or draws
     python benchmarks/dispatch/run.py --only "closed over"  # the rows with that in their title
 
 From the top of the checkout, with `refs` and rich installed. If Equinox and Flax are installed too,
 the first table has columns for them.
 
-Three tables: a jit over more and more refs (`sizes.py`), the ways in which refs get into a jit and
-out (`calls.py`), and single operations, eagerly (`eager.py`). The steps add to arrays of 16 floats
-(eagerly 500), so that nearly all of the time is the call: arguments are taken apart, the program is
-looked up, and results are put where they belong. By hand, the state is threaded through a `jax.jit`
-that donates it. A dash says that JAX's refs can't do it.
+Four tables: a jit over more and more refs (`sizes.py`), the ways in which refs get into a jit and
+out (`calls.py`), single operations, eagerly (`eager.py`), and random numbers (`draws.py`). The
+steps add to arrays of 16 floats (eagerly 500), so that nearly all of the time is the call:
+arguments are taken apart, the program is looked up, and results are put where they belong. By hand,
+the state is threaded through a `jax.jit` that donates it. A dash says that JAX's refs can't do it.
 
 Before any is timed, all ways of a row have made some calls and hold the same values. Then they take
 turns in one process, of 20 ms; a figure is the median of the rounds, a ratio that of the medians.
@@ -31,6 +31,7 @@ from pathlib import Path
 
 import jax
 from calls import CALLS
+from draws import DRAWS
 from eager import EAGER
 from rich.console import Console
 from rich.markup import escape
@@ -41,11 +42,12 @@ from way import BY_HAND, NATIVE, OURS, Row, measured
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import results
 
-SECTIONS = {"sizes": SIZES, "calls": CALLS, "eager": EAGER}
+SECTIONS = {"sizes": SIZES, "calls": CALLS, "eager": EAGER, "draws": DRAWS}
 TITLES = {
     "sizes": "jit: one added to each",
     "calls": "jit: 20 refs, and how they get in and out",
     "eager": "eager operations on one ref",
+    "draws": "random numbers",
 }
 WIDTH = 140  # of the tables, where no terminal says
 
@@ -90,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--only",
         default="",
         metavar="SECTION",
-        help="sizes, calls, eager; or part of a row's title",
+        help="sizes, calls, eager, draws; or part of a row's title",
     )
     results.add_option(parser)
     options = parser.parse_args(arguments)
