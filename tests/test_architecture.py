@@ -101,7 +101,7 @@ LAYERS = [
     ["_inplace.primitive"],
     ["_inplace"],
     ["_inplace.in_place"],
-    ["_transactions", "_transactions.signature"],
+    ["_transactions", "_transactions.lines", "_transactions.signature"],
     ["_transactions.nested", "_transactions.transaction"],
     ["_transactions.calls"],
     ["_explain.accesses", "_explain.hlo", "_explain.page"],

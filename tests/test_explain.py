@@ -1,5 +1,6 @@
 """`refs.explain`: what it says of a function is what its trace and its compiled program say."""
 
+import inspect
 import re
 
 import jax
@@ -128,6 +129,65 @@ def test_refs_of_a_pack():
 
     a, b = refs.explain(step, pack).refs
     assert (a.does, a.keeps_memory, b.does, b.keeps_memory) == ("written", True, "read", None)
+
+
+def test_refs_of_trees_without_a_name():
+    """Their names are places in their trees; in the report they are places among the arguments."""
+    pack, tree = (m({"a": jnp.zeros(3)}) for m in (refs.pack, refs.tree.new_ref))
+
+    def step(one, *, other):
+        one["a"][...] = other["a"][...]
+
+    report = refs.explain(step, pack, other=tree)
+    assert [r.name for r in report.refs] == ["one['a']", "other['a']"]
+
+
+def line_of(fun, text):
+    """`file:line` of the line of a function that has the text."""
+    lines, start = inspect.getsourcelines(fun)
+    [k] = [k for k, line in enumerate(lines) if text in line]
+    return f"test_explain.py:{start + k}"
+
+
+def test_what_a_transformed_function_touches(big):
+    """It is read where the function reads it first, and written where it changes it last."""
+    n = refs.new_ref(0, name="n")
+
+    def loss(x):
+        n[...] += 1
+        y = jnp.sin(big[...]).sum() * x
+
+        def step(k, _):
+            big[k] = x
+
+        refs.fori_loop(0, 3, step, None)
+        return y
+
+    def step(x):
+        slope = refs.grad(loss)(x)
+        big[...] -= slope
+
+    expected = [
+        ("read", line_of(loss, "sin(")),
+        ("written", line_of(loss, "big[k] = x")),
+        ("added to", line_of(step, "-= slope")),
+    ]
+    for fun, lines in ((step, expected), (refs.grad(loss), expected[:2])):
+        found = {r.name: r.lines for r in refs.explain(fun, 2.0).refs}
+        assert [(x.what, x.line) for x in found["big"]] == lines
+        assert [x.line for x in found["n"]] == [line_of(loss, "n[...] +=")]
+
+
+def test_what_lanes_touch(big):
+    each = refs.new_ref(jnp.zeros(3), name="each")
+
+    def lane(own, x):
+        own[...] = x
+        big[...] += x
+
+    found = {r.name: r.lines for r in refs.explain(refs.vmap(lane), each, jnp.ones(3)).refs}
+    assert [x.line for x in found["each"]][-1] == line_of(lane, "own[...] = x")
+    assert [x.line for x in found["big"]] == [line_of(lane, "big[...] +=")]
 
 
 def test_loops_and_branches_around_an_access(big):

@@ -82,7 +82,10 @@ def updated_by(lowered: Any, module: Module, arguments: Sequence[str]) -> list[U
 def named_arguments(
     fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[tuple[RefLike, Origin]]:
-    """The distinct refs among arguments; one without a name is named by its path, `state['w1']`."""
+    """The distinct refs among arguments; one without a name is named by its path, `state['w1']`.
+
+    So is one of a tree without a name, whose own name, `['w1']`, is only its place in that tree.
+    """
     try:
         bound = inspect.signature(fun).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):  # Some callables have no signature.
@@ -92,8 +95,9 @@ def named_arguments(
         for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
             if is_ref(leaf):
                 origin = origin_of(_jax.typeof(leaf))
-                named = Origin(origin.name or name + jax.tree_util.keystr(path), origin.site)
-                found.setdefault(id(leaf), (leaf, named))
+                own, place = origin.name or "", name + jax.tree_util.keystr(path)
+                named = place if own.startswith(("[", ".")) else own or place
+                found.setdefault(id(leaf), (leaf, Origin(named, origin.site)))
     return [*found.values()]
 
 

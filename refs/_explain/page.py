@@ -7,6 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from refs._explain.accesses import Span
     from refs._explain.report import ExplainedMemory, ExplainedRef, Explanation
 
 _STYLE = """
@@ -100,26 +101,30 @@ def _life(report: Explanation) -> Iterable[str]:
     )
     yield f'<div class="wide"><svg width="{width}" height="{height}" role="img">'
     for span in report.loops:
-        x, inset = left + _STEP * span.first, 2 * span.depth
-        yield (
-            f'<rect class="loop" x="{x + inset}" y="{2 + inset}" height="{height - 4 - 2 * inset}" '
-            f'width="{_STEP * (span.last - span.first + 1) - 2 * inset}" rx="4">'
-            f"<title>{escape(span.what)}</title></rect>"
-        )
+        yield _loop(span, left, height)
     for k, (r, name) in enumerate(zip(rows, names, strict=True)):
-        y = _TOP + _ROW * k + _ROW // 2
-        first = min(line.at for line in r.lines) if r.role == "made inside" else 0
-        x = left + _STEP * first
-        yield f'<text x="4" y="{y + 4}">{escape(name)}</text>'
-        yield (
-            f'<rect class="bar" x="{x}" y="{y - 4}" width="{left + _STEP * n - x}" height="8" '
-            'rx="4"/>'
-        )
-        for line in r.lines:
-            where = "".join(f", in {what}" for what in line.inside)
-            title = f"<title>{escape(f'{name}: {line.what} at {line.line}{where}')}</title>"
-            yield _mark(line.what, left + _STEP * line.at + _STEP // 2, y, title)
+        yield from _row(r, name, left, _TOP + _ROW * k + _ROW // 2, left + _STEP * n)
     yield "</svg></div>"
+
+
+def _loop(span: Span, left: int, height: int) -> str:
+    x, inset = left + _STEP * span.first, 2 * span.depth
+    return (
+        f'<rect class="loop" x="{x + inset}" y="{2 + inset}" height="{height - 4 - 2 * inset}" '
+        f'width="{_STEP * (span.last - span.first + 1) - 2 * inset}" rx="4">'
+        f"<title>{escape(span.what)}</title></rect>"
+    )
+
+
+def _row(r: ExplainedRef, name: str, left: int, y: int, right: int) -> Iterable[str]:
+    first = min(line.at for line in r.lines) if r.role == "made inside" else 0
+    x = left + _STEP * first
+    yield f'<text x="4" y="{y + 4}">{escape(name)}</text>'
+    yield f'<rect class="bar" x="{x}" y="{y - 4}" width="{right - x}" height="8" rx="4"/>'
+    for line in r.lines:
+        where = "".join(f", in {what}" for what in line.inside)
+        title = f"<title>{escape(f'{name}: {line.what} at {line.line}{where}')}</title>"
+        yield _mark(line.what, left + _STEP * line.at + _STEP // 2, y, title)
 
 
 def _mark(what: str, x: int, y: int, title: str) -> str:

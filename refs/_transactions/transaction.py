@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ from refs._tracing.trace import (
     result_of,
     trace,
 )
+from refs._transactions.lines import Lines
 from refs._types import Aval, PyTree, RefLike, Value
 from refs.errors import RefValueError
 
@@ -218,10 +219,12 @@ class Transaction:
         element of the update (zeros for "add", ones for "multiply"), and `commit` accumulates the
         result: the lane must not read a ref that it shares with others.
         """
-        return [
-            neutral_like(ref, method) if (method := self._method(slot)) else access.get(ref)
-            for slot, ref in zip(slots, self.refs(slots, arguments), strict=True)
-        ]
+        values: list[Value] = []
+        for slot, ref in zip(slots, self.refs(slots, arguments), strict=True):
+            method = self._method(slot)
+            with self._lines.of_read(slot) if _jax.is_staging() else nullcontext():
+                values.append(neutral_like(ref, method) if method else access.get(ref))
+        return values
 
     def commit(
         self, slots: Sequence[Slot], arguments: Sequence[RefLike], state: Sequence[Value]
@@ -229,10 +232,12 @@ class Transaction:
         """Gives written slots their new values."""
         refs = self.refs(slots, arguments)
         for slot, ref, value in zip(slots, refs, state, strict=True):
-            if method := self._method(slot):
-                access.accumulate(ref, ..., method, value)
-            else:
-                access.set(ref, ..., value)
+            method = self._method(slot)
+            with self._lines.of_write(slot) if _jax.is_staging() else nullcontext():
+                if method:
+                    access.accumulate(ref, ..., method, value)
+                else:
+                    access.set(ref, ..., value)
 
     def update(
         self,
@@ -283,6 +288,16 @@ class Transaction:
     def refs(self, slots: Sequence[Slot], arguments: Sequence[RefLike]) -> list[RefLike]:
         """The refs that slots stand for in a call."""
         return [s.ref(arguments, self.program.refs) for s in slots]
+
+    @functools.cached_property
+    def _lines(self) -> Lines:
+        of_argument = {slot.argument: slot for slot in self.touch_of}
+        of_outer = {slot.outer: slot for slot in self.touch_of}
+        return Lines(
+            self.traced.jaxpr,
+            [of_argument.get(k) for k in range(len(self.traced.jaxpr.in_avals))],
+            self.program.by_identity([of_outer[k] for k in range(len(self.program.refs))]),
+        )
 
     @functools.cached_property
     def places(self) -> list[jax.sharding.Sharding]:

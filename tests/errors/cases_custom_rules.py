@@ -122,7 +122,7 @@ def a_rule_that_overwrites_what_lanes_accumulate(r, i):
 
 @raises(
     errors.RefValueError,
-    "vmap: use of what other lanes write to ref `count` (created at FILE:N) at an unknown line: "
+    "vmap: use of what other lanes write to ref `count` (created at FILE:N) at FILE:N: "
     "all lanes share it, so after the map it would depend on the order of the 3 lanes. Map it "
     "(`in_axes`), only accumulate into it (`ref[...] += …`, at an index array `ref.at[i].add(…)`; "
     "or only `.multiply`, only `.min` or only `.max`), or loop (`refs.scan`)",
