@@ -21,7 +21,7 @@ from refs._handles.predicates import is_ref, is_view
 from refs._handles.view import RefView
 from refs._indexing.index import Index
 from refs._tracing.trace import one_name, unique
-from refs._transactions.signature import dtype_of
+from refs._transactions.signature import check_arrays, dtype_of
 from refs._types import Aval, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
@@ -58,7 +58,11 @@ class Inputs(NamedTuple):
 
     @staticmethod
     def of(
-        doing: str, argnums: int | Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any]
+        doing: str,
+        argnums: int | Sequence[int],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str = "args",
     ) -> Inputs:
         args, kwargs = jax.tree.map(lambda x: one_name(x) if is_ref(x) else x, (args, kwargs))
         chosen = _positions(doing, argnums, args)
@@ -77,6 +81,8 @@ class Inputs(NamedTuple):
         for x in flat:
             if is_ref(ref := ref_of(x)):
                 check_ref(ref, doing)
+        if any(ref_of(x) is not None for x in flat):  # Otherwise JAX's own error is told.
+            check_arrays(doing, whole, flat, places, names=(name, "kwargs"))
         refs = unique([r for i in places if (r := ref_of(flat[i])) is not None]).items
         place = {id(r): k for k, r in enumerate(refs)}
         arrays = {i: k for k, i in enumerate(i for i in places if ref_of(flat[i]) is None)}

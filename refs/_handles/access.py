@@ -1,7 +1,7 @@
 """get, set, swap, addupdate and the other in-place updates, of handles and of traced refs alike.
 
 Outside any trace an operation runs at once (`refs._buffers.kernels`). Inside one it becomes JAX's
-own ref primitive, so that every trace, ours or JAX's, gets the same primitives.
+own ref primitives (`refs._handles.binding`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,20 @@ import jax.numpy as jnp
 
 from refs import _jax
 from refs._buffers import kernels, quick
+from refs._handles.binding import (
+    bind_get,
+    bind_whole,
+    bind_write,
+    blamed_error,
+    describe,
+    is_only_whole,
+    sharded,
+)
 from refs._indexing.index import Index
-from refs._indexing.sharded import sharded_as_part
 from refs._indexing.syntax import Span
 from refs._indexing.values import fit, is_enabled
-from refs._origin import is_raised_by_jax, origin_of, user_site
-from refs._types import Aval, DType, Indexer, Primitive, RefLike, Sharding, Value
-from refs.errors import RefError, RefEscapeError, RefStateError, RefTypeError, RefValueError
+from refs._types import Aval, DType, Indexer, RefLike, Sharding, Value
+from refs.errors import RefError, RefEscapeError, RefStateError, RefTypeError
 
 
 def check_ref(ref: RefLike, doing: str) -> Aval:
@@ -54,11 +61,6 @@ def check_ref(ref: RefLike, doing: str) -> Aval:
     return aval
 
 
-def describe(ref: RefLike) -> str:
-    """The ref's name and birthplace, for messages."""
-    return origin_of(_jax.typeof(ref)).describe()
-
-
 class blamed:
     """Adds the ref's name and birthplace to an error raised about an index or a value."""
 
@@ -71,13 +73,7 @@ class blamed:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, RefError) and not getattr(error, "_is_blamed", False):
             # In no variable: an error and a frame that hold each other would keep the ref alive.
-            raise _blamed(error, f"{self.doing} of {describe(self.ref)}: {error}") from None
-
-
-def _blamed(error: RefError, text: str) -> RefError:
-    blamed = type(error)(text)
-    blamed._is_blamed = True  # type: ignore[attr-defined]
-    return blamed
+            raise blamed_error(error, f"{self.doing} of {describe(self.ref)}: {error}") from None
 
 
 def get(ref: RefLike, idx: Indexer = None) -> jax.Array:
@@ -146,12 +142,12 @@ def swap(ref: RefLike, idx: Indexer, value: Value) -> jax.Array:
     with blamed("swap", ref):
         index.check_read()
     if not _jax.at_top_level():
-        if not _is_only_whole(ref, index):
-            return index.finish(_bind_write(_jax.swap_p, ref, index, value))
+        if not is_only_whole(ref, index):
+            return index.finish(bind_write(_jax.swap_p, ref, index, value))
         old = _read(ref, index)
         _write(ref, index, value)
         return old
-    with _sharded(ref, index):
+    with sharded(ref, index):
         return kernels.swap(ref, index, value)
 
 
@@ -172,9 +168,9 @@ def addupdate(ref: RefLike, idx: Indexer, x: Value) -> None:
         return
     index, x = _located(ref, idx, x, "addupdate")
     if not _jax.at_top_level():
-        _bind_write(_jax.addupdate_p, ref, index, x)
+        bind_write(_jax.addupdate_p, ref, index, x)
         return
-    with _sharded(ref, index):
+    with sharded(ref, index):
         kernels.update(ref, index, "add", x)
 
 
@@ -227,17 +223,17 @@ def update(ref: RefLike, idx: Indexer, method: str, operand: Value) -> None:
         if method != "apply":
             operand = fit(operand, index.result_shape, aval.dtype)
             if _jax.at_top_level():
-                with _sharded(ref, index):
+                with sharded(ref, index):
                     kernels.update(ref, index, method, operand)
                 return
         # A user's function may read refs, this one too: it runs between a read and a write.
         # Elements named twice are updated twice: this needs the block that the arrays index.
         part, rest = index, Index.parse(..., index.result_shape)
-        if _is_only_whole(ref, index):
+        if is_only_whole(ref, index):
             part, rest = Index.parse(..., index.shape), index
         elif index.has_arrays:
             part, rest = _halves(index)
-        with _sharded(ref, index):
+        with sharded(ref, index):
             new = rest.update(_read(ref, part), method, operand)
     _write(ref, part, new)
 
@@ -268,130 +264,19 @@ def get_sharded(
         return jax.sharding.reshard(_read(ref, index), out_sharding)
     if _jax.at_top_level():
         return kernels.read(ref, index, out_sharding)
-    return index.read(_bind_whole(_jax.get_p, ref), out_sharding)
+    return index.read(bind_whole(_jax.get_p, ref), out_sharding)
 
 
 def _read(ref: RefLike, index: Index) -> Value:
     if not _jax.at_top_level():
-        return index.finish(_bind_get(ref, index))
-    with _sharded(ref, index):
+        return index.finish(bind_get(ref, index))
+    with sharded(ref, index):
         return kernels.read(ref, index)
 
 
 def _write(ref: RefLike, index: Index, value: Value) -> None:
     if not _jax.at_top_level():
-        _bind_write(_jax.swap_p, ref, index, value)
+        bind_write(_jax.swap_p, ref, index, value)
         return
-    with _sharded(ref, index):
+    with sharded(ref, index):
         kernels.update(ref, index, "set", value)
-
-
-def _bind_get(ref: RefLike, index: Index) -> Value:
-    """Reads `index.dims` of a traced ref: a value of shape `index.taken_shape`."""
-    if _is_only_whole(ref, index):
-        with _sharded(ref, index):
-            return _plain(index).read(_bind_whole(_jax.get_p, ref))
-    return _bind(_jax.get_p, ref, index)
-
-
-def _is_only_whole(ref: RefLike, index: Index) -> bool:
-    """True if JAX's ref primitives refuse an index that arrays accept: see `_bind_whole`."""
-    if index.has_symbolic_part:
-        return True
-    if not _jax.is_on_explicit_mesh(ref):
-        return False
-    aval = _jax.typeof(ref).inner_aval
-    if not _jax.has_explicit_sharding(aval):
-        return any(_is_sharded(d) for d in index.dims)
-    return not all(
-        isinstance(d, Span) and (axis is None or d.covers(n))
-        for d, n, axis in zip(index.dims, index.shape, aval.sharding.spec.partitions, strict=True)
-    )
-
-
-def _is_sharded(dim: Span | Value) -> bool:
-    return isinstance(dim, jax.Array) and _jax.has_explicit_sharding(_jax.typeof(dim))
-
-
-def _bind_whole(primitive: Primitive, ref: RefLike, *value: Value) -> Value:
-    """Reads or writes all of a ref that is sharded over an explicit mesh.
-
-    The index is then applied to an array: it may name single elements on axes that aren't sharded.
-    """
-    return _bind(primitive, ref, Index.parse(..., ref.shape), *value)
-
-
-class _sharded:
-    """Explains JAX's errors about an index of a ref that is sharded over an explicit mesh."""
-
-    def __init__(self, ref: RefLike, index: Index):
-        self.ref, self.index = ref, index
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if error is None or isinstance(error, RefError):
-            return
-        is_about_a_part = _jax.what_is_said(error) == "sharding" and not self.index.is_whole
-        if not is_about_a_part or not _jax.is_on_explicit_mesh(self.ref):
-            return
-        raise _blamed(
-            RefValueError(),
-            f"a part of {describe(self.ref)} at {user_site()}: how it is sharded over the "
-            f"explicit mesh doesn't follow from its index and from the ref's own sharding, "
-            f"{_jax.typeof(self.ref).inner_aval.sharding.spec}. Say it, "
-            "`ref.at[i].get(out_sharding=jax.P(…))`; or index the axes that aren't sharded, "
-            "use the whole value, `ref[...]`, or the parts in `refs.shard_map`",
-        ) from error
-
-
-def _plain(index: Index) -> Index:
-    """Only `dims` of an index, as of JAX's indexer: the callers finish or unfinish the value."""
-    return Index.of_dims(index.dims, index.shape)
-
-
-def _bind_write(primitive: Primitive, ref: RefLike, index: Index, value: Value) -> Value:
-    """Writes a value of shape `index.result_shape`; returns the result of the primitive."""
-    value = _jax.varying_like(ref, index.unfinish(value))
-    if too_many := _jax.varying_axes(value) - _jax.varying_axes(ref):
-        axes = ", ".join(map(repr, sorted(too_many, key=str)))
-        raise RefValueError(
-            f"write of a value that varies over mesh axis {axes} to {describe(ref)} at "
-            f"{user_site()}: what that holds is the same on every device. Reduce the value first "
-            f"(`jax.lax.psum(value, {axes})`), or pass the ref with a spec that names the axis; if "
-            f"it is made here, make it of a value that varies (`jax.lax.pcast`)"
-        )
-    # JAX's `addupdate` requires exactly the ref's sharding; a ref without a mesh has none.
-    is_added = primitive is _jax.addupdate_p and _jax.is_on_explicit_mesh(value)
-    if _is_only_whole(ref, index) or (is_added and not _jax.is_on_explicit_mesh(ref)):
-        with _sharded(ref, index):
-            whole, plain = _bind_whole(_jax.get_p, ref), _plain(index)
-            write = plain.add if primitive is _jax.addupdate_p else plain.write
-            return _bind_whole(_jax.swap_p, ref, write(whole, value))
-    return _bind(primitive, ref, index, sharded_as_part(value, ref))
-
-
-def _bind(primitive: Primitive, ref: RefLike, index: Index, *value: Value) -> Value:
-    leaves, tree = jax.tree.flatten(() if index.is_whole else (index.indexer(),))
-    ref = _jax.passed_on(ref)
-    try:
-        return primitive.bind(ref, *value, *leaves, tree=tree)
-    except Exception as error:
-        message = _REFUSED_BY_JAX.get(_jax.what_is_said(error))
-        if message is None or not is_raised_by_jax(error):
-            raise
-        raise RefValueError(message.format(ref=describe(ref), site=user_site())) from error
-
-
-# JAX's errors about refs (see `_jax.words`) -> our messages.
-_REFUSED_BY_JAX: dict[str | None, str] = {
-    "a differentiated value": (
-        "write of a differentiated value to {ref} at {site}: JAX's own derivatives don't follow it "
-        "into a ref from outside. Use `refs.grad` (or `refs.vjp`, `refs.jvp`, `refs.linearize`)"
-    ),
-    "a mapped value": (
-        "write of a value of each lane's own to {ref} at {site}: `jax.vmap` doesn't map what it "
-        "does to a ref from outside. Use `refs.vmap`"
-    ),
-}

@@ -8,15 +8,15 @@ from typing import Any
 
 import jax
 from jax._src import config, core, linear_util, source_info_util
-from jax._src.interpreters import partial_eval
+from jax._src.interpreters import ad, partial_eval
 
 from refs._jax.equations import as_closed, new_var, with_equations
 from refs._types import Aval, ClosedJaxpr, Primitive, Value
 
 __all__ = [
-    "Trace", "as_jaxpr", "call_wrapped", "is_staging", "lane_axes", "looks_for_nans",
-    "register_tracer", "rewrap", "runs_compiled", "set_current_trace", "settle_result_tree",
-    "trace_functions",
+    "Trace", "as_jaxpr", "call_wrapped", "is_differentiating", "is_staging", "lane_axes",
+    "looks_for_nans", "register_tracer", "rewrap", "runs_compiled", "set_current_trace",
+    "settle_result_tree", "trace_functions",
 ]  # fmt: skip
 
 Trace = core.Trace
@@ -47,6 +47,11 @@ def _as_names(names: Any) -> Any:
 def is_staging() -> bool:
     """Whether operations are only recorded in a jaxpr now, so that their results have no values."""
     return isinstance(core.trace_ctx.trace, partial_eval.DynamicJaxprTrace)
+
+
+def is_differentiating() -> bool:
+    """Whether JAX differentiates each operation now, forwards, as it is called."""
+    return isinstance(core.trace_ctx.trace, ad.JVPTrace | ad.LinearizeTrace)
 
 
 def looks_for_nans() -> bool:

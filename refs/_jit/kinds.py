@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-
 from refs import _jax
 from refs._buffers.handles import is_ours, sharding_of
 from refs._buffers.parts import part_of
 from refs._handles.predicates import is_ref
 from refs._handles.ref import Ref
-from refs._tracing.trace import ref_type
-from refs._transactions.signature import Static, dtype_of, type_of
+from refs._tracing.trace import Call, ref_type
+from refs._transactions.signature import Static, check_arrays, dtype_of, type_of
 from refs._types import Aval, PyTreeDef
-from refs.errors import RefTypeError
 
 
 def kind_of(leaf: Any) -> Any:
@@ -26,22 +23,16 @@ def kind_of(leaf: Any) -> Any:
     return ref_type(leaf), sharding_of(leaf), is_ours(leaf), place
 
 
-def told_apart(name: str, tree: PyTreeDef, flat: list[Any]) -> None:
-    """Raises the error about a leaf that is no array and no ref; the path tells it from others.
-
-    Raises:
-      RefTypeError: if there is such a leaf.
-    """
-    for path, leaf in jax.tree.leaves_with_path(tree.unflatten(flat)):
-        try:
-            kind_of(leaf)
-        except TypeError:
-            where = ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
-            raise RefTypeError(
-                f"call of `{name}`: `{where}` is of type {type(leaf).__name__}, no array and no "
-                "ref: close over it, make it a static argument or field, or pass the tree without "
-                "it"
-            ) from None
+def told_apart(name: str, static: Static, call: Call) -> None:
+    """Raises the error about a leaf that is no array and no ref, if there is one."""
+    check_arrays(
+        f"call of `{name}`",
+        call.tree,
+        call.flat,
+        range(len(call.flat)),
+        static.restore,
+        ways="make it a static argument or field",
+    )
 
 
 def is_like(leaf: Any, aval: Aval) -> bool:

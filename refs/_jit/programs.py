@@ -357,7 +357,7 @@ class Programs:
         except (TypeError, OverflowError):
             if not call.refs:  # JAX raises its own error about the argument.
                 self._plain(static, call).trace(*self._arguments(static, call))
-            told_apart(_jax.fun_name(self._fun), call.tree, call.flat)
+            told_apart(_jax.fun_name(self._fun), static or NO_STATIC, call)
             raise
 
     def _all(self) -> list[Any]:

@@ -29,6 +29,41 @@ def check_callable(doing: str, fun: Any) -> None:
         raise RefTypeError(f"Expected a callable value, got {fun!r:.100}, for {doing}")
 
 
+def check_arrays(
+    doing: str,
+    tree: PyTreeDef,
+    flat: Sequence[Any],
+    chosen: Iterable[int],
+    restore: Callable[[tuple[Any, ...], dict[str, Any]], Any] = lambda args, kwargs: (args, kwargs),
+    names: tuple[str, str] = ("args", "kwargs"),
+    ways: str = "make it a static field",
+) -> None:
+    """Raises the error about a leaf that is no array and no ref; its path tells it from others.
+
+    Args:
+      doing: what is done with the arguments.
+      tree, flat: the structure of `(args, kwargs)` and its leaves, among them views.
+      chosen: the positions of the leaves that must be arrays or refs.
+      restore: gives `(args, kwargs)` as the caller wrote them, if some were taken out.
+      names: how the caller names the two.
+      ways: what to do with such a leaf.
+    """
+    for k in chosen:
+        if is_ref(flat[k]) or is_view(flat[k]):
+            continue
+        try:
+            type_of(flat[k])
+        except TypeError:
+            places = [object() for _ in flat]
+            given = restore(*tree.unflatten(places))
+            [path] = [p for p, x in jax.tree.leaves_with_path(given) if x is places[k]]
+            where = names[path[0].idx] + jax.tree_util.keystr(path[1:])
+            raise RefTypeError(
+                f"{doing}: `{where}` is of type {type(flat[k]).__name__}, no array and no ref: "
+                f"close over it, {ways}, or pass the tree without it"
+            ) from None
+
+
 def dtype_of(aval: Aval) -> DType:
     """The dtype of an array's type; None for a user's own type."""
     return getattr(aval, "dtype", None)
@@ -223,7 +258,9 @@ class Given(NamedTuple):
     shared: dict[int, Value | RefLike]
 
     @staticmethod
-    def of(args: tuple[Any, ...], kwargs: dict[str, Any], items: Sequence[Any]) -> Given:
+    def of(
+        doing: str, args: tuple[Any, ...], kwargs: dict[str, Any], items: Sequence[Any]
+    ) -> Given:
         leaves, tree = jax.tree.flatten((args, kwargs))
         shared = {
             k: _shared(x)
@@ -231,6 +268,8 @@ class Given(NamedTuple):
             if item is None
         }
         said = {k: item for k, item in enumerate(items) if item is not None}
+        if any(map(is_ref, leaves)):  # Otherwise JAX's own error is told.
+            check_arrays(doing, tree, leaves, said)
         return Given(Call.of(([leaves[k] for k in said],), {}), [*said.values()], tree, shared)
 
     def rebuild(

@@ -48,7 +48,7 @@ def jvp(fun: Callable[..., Any], primals: PyTree, tangents: PyTree, has_aux: boo
             f"jvp takes a tuple or list of primals and one of tangents, not a "
             f"{type(primals).__name__} and a {type(tangents).__name__}"
         )
-    inputs = Inputs.of("jvp", tuple(range(len(primals))), tuple(primals), {})
+    inputs = Inputs.of("jvp", tuple(range(len(primals))), tuple(primals), {}, "primals")
     directions = _directions("jvp", inputs, tuple(tangents))
 
     def inside() -> tuple[PyTree, ...]:
@@ -98,7 +98,7 @@ def linearize(
     (Array(6., dtype=float32, weak_type=True), Array(12., dtype=float32, weak_type=True),
      Array(1, dtype=int32))
     """
-    inputs = Inputs.of("linearize", tuple(range(len(primals))), primals, {})
+    inputs = Inputs.of("linearize", tuple(range(len(primals))), primals, {}, "primals")
     f = differentiable("linearize", fun, inputs, has_aux)
     pure = f.holding(in_nzs)(f.with_contents)
     (out, _), native, values, aux = f.run(

@@ -88,7 +88,7 @@ def shard_map(
     def mapped(*args: Any) -> Any:
         is_inferred = in_specs is INFER
         specs = _leaf_specs(PartitionSpec() if is_inferred else in_specs, args)
-        given = Given.of(args, {}, specs)
+        given = Given.of("shard_map", args, {}, specs)
         call = given.call
         of_refs, of_leaves = _split(call, None if is_inferred else given.items)
 

@@ -56,7 +56,7 @@ def vjp(
     (Array([3., 3.], dtype=float32), Array(3., dtype=float32, weak_type=True))
     """
     check_reduce_axes("vjp", reduce_axes)
-    inputs = Inputs.of("vjp", tuple(range(len(primals))), primals, {})
+    inputs = Inputs.of("vjp", tuple(range(len(primals))), primals, {}, "primals")
     f = differentiable("vjp", fun, inputs, has_aux)
     pure = f.holding(in_nzs)(f)
     out, native, aux = f.run(lambda values: jax.vjp(pure, values, has_aux=True))

@@ -115,7 +115,7 @@ def vmap(
             raise _maps_itself(maps_itself[0])
         refused = None
         try:
-            given = Given.of(args, kwargs, _leaf_axes(in_axes, args, kwargs))
+            given = Given.of("vmap", args, kwargs, _leaf_axes(in_axes, args, kwargs))
             axes = _Axes.of(given.call, given.items, axis_size)
         except (RefTypeError, RefValueError) as error:
             if takes_refs:

@@ -84,3 +84,61 @@ def tree_borrowed_in_a_traced_function(r, i):
 def write_to_a_borrowed_ref(r, i):
     with refs.tree.borrow({"r": r}):
         r[0] = 1
+
+
+NO_ARRAY = (
+    "is of type str, no array and no ref: close over it, make it a static field, or pass the tree "
+    "without it"
+)
+
+
+def model(r):
+    return {"layers": [{"w": r, "activation": "gelu"}]}
+
+
+def apply(model, x):
+    [layer] = model["layers"]
+    return (x * layer["w"][...]).sum()
+
+
+@raises(errors.RefTypeError, f"grad: `args[0]['layers'][0]['activation']` {NO_ARRAY}")
+def gradient_for_a_tree_with_text(r, i):
+    refs.grad(apply)(model(r), X)
+
+
+@raises(errors.RefTypeError, f"value_and_grad: `args[1]['layers'][0]['activation']` {NO_ARRAY}")
+def gradient_for_the_second_argument_with_text(r, i):
+    refs.value_and_grad(lambda x, model: apply(model, x), argnums=1)(X, model(r.at[:]))
+
+
+@raises(errors.RefTypeError, f"jacrev: `args[0]['layers'][0]['activation']` {NO_ARRAY}")
+def jacobian_for_a_tree_with_text_in_a_trace(r, i):
+    refs.jit(lambda r: refs.jacrev(apply)(model(r), X))(r)
+
+
+@raises(errors.RefTypeError, f"vjp: `primals[0]['layers'][0]['activation']` {NO_ARRAY}")
+def pullback_for_a_tree_with_text(r, i):
+    refs.vjp(apply, model(r), X)
+
+
+@raises(errors.RefTypeError, f"jvp: `primals[0]['layers'][0]['activation']` {NO_ARRAY}")
+def derivative_for_a_tree_with_text(r, i):
+    refs.jvp(apply, (model(r), X), (model(X), X))
+
+
+@raises(errors.RefTypeError, f"vmap: `args[0]['layers'][0]['activation']` {NO_ARRAY}")
+def lanes_of_a_tree_with_text(r, i):
+    refs.vmap(apply, in_axes=(0, None))(model(r), X)
+
+
+@raises(
+    errors.RefTypeError,
+    "call of `apply`: `args[1]['layers'][0]['activation']` is of type str, no array and no ref: "
+    "close over it, make it a static argument or field, or pass the tree without it",
+)
+def compiled_call_with_text_after_a_static_argument(r, i):
+    @refs.jit(static_argnums=0)
+    def apply(kind, model):
+        return model["layers"][0]["w"][...]
+
+    apply("dense", model(r))

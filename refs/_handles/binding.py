@@ -1,0 +1,160 @@
+"""Operations on refs in a trace: JAX's own primitives, so that every trace gets the same ones.
+
+What one of them can't express, others do, or it is an error that names the user's ref.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from refs import _jax
+from refs._indexing.index import Index
+from refs._indexing.sharded import sharded_as_part
+from refs._indexing.syntax import Span
+from refs._origin import is_raised_by_jax, origin_of, user_site
+from refs._types import Primitive, RefLike, Value
+from refs.errors import RefError, RefValueError
+
+
+def describe(ref: RefLike) -> str:
+    """The ref's name and birthplace, for messages."""
+    return origin_of(_jax.typeof(ref)).describe()
+
+
+def blamed_error(error: RefError, text: str) -> RefError:
+    blamed = type(error)(text)
+    blamed._is_blamed = True  # type: ignore[attr-defined]
+    return blamed
+
+
+def bind_get(ref: RefLike, index: Index) -> Value:
+    """Reads `index.dims` of a traced ref: a value of shape `index.taken_shape`."""
+    if is_only_whole(ref, index):
+        with sharded(ref, index):
+            return _plain(index).read(bind_whole(_jax.get_p, ref))
+    return _bind(_jax.get_p, ref, index)
+
+
+def is_only_whole(ref: RefLike, index: Index) -> bool:
+    """True if JAX's ref primitives refuse an index that arrays accept: see `bind_whole`."""
+    if index.has_symbolic_part:
+        return True
+    if not _jax.is_on_explicit_mesh(ref):
+        return False
+    aval = _jax.typeof(ref).inner_aval
+    if not _jax.has_explicit_sharding(aval):
+        return any(_is_sharded(d) for d in index.dims)
+    return not all(
+        isinstance(d, Span) and (axis is None or d.covers(n))
+        for d, n, axis in zip(index.dims, index.shape, aval.sharding.spec.partitions, strict=True)
+    )
+
+
+def _is_sharded(dim: Span | Value) -> bool:
+    return isinstance(dim, jax.Array) and _jax.has_explicit_sharding(_jax.typeof(dim))
+
+
+def bind_whole(primitive: Primitive, ref: RefLike, *value: Value) -> Value:
+    """Reads or writes all of a ref that is sharded over an explicit mesh.
+
+    The index is then applied to an array: it may name single elements on axes that aren't sharded.
+    """
+    return _bind(primitive, ref, Index.parse(..., ref.shape), *value)
+
+
+class sharded:
+    """Explains JAX's errors about an index of a ref that is sharded over an explicit mesh."""
+
+    def __init__(self, ref: RefLike, index: Index):
+        self.ref, self.index = ref, index
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is None or isinstance(error, RefError):
+            return
+        is_about_a_part = _jax.what_is_said(error) == "sharding" and not self.index.is_whole
+        if not is_about_a_part or not _jax.is_on_explicit_mesh(self.ref):
+            return
+        raise blamed_error(
+            RefValueError(),
+            f"a part of {describe(self.ref)} at {user_site()}: how it is sharded over the "
+            f"explicit mesh doesn't follow from its index and from the ref's own sharding, "
+            f"{_jax.typeof(self.ref).inner_aval.sharding.spec}. Say it, "
+            "`ref.at[i].get(out_sharding=jax.P(…))`; or index the axes that aren't sharded, "
+            "use the whole value, `ref[...]`, or the parts in `refs.shard_map`",
+        ) from error
+
+
+def _plain(index: Index) -> Index:
+    """Only `dims` of an index, as of JAX's indexer: the callers finish or unfinish the value."""
+    return Index.of_dims(index.dims, index.shape)
+
+
+def bind_write(primitive: Primitive, ref: RefLike, index: Index, value: Value) -> Value:
+    """Writes a value of shape `index.result_shape`; returns the result of the primitive."""
+    value = _jax.varying_like(ref, index.unfinish(value))
+    if too_many := _jax.varying_axes(value) - _jax.varying_axes(ref):
+        axes = ", ".join(map(repr, sorted(too_many, key=str)))
+        raise RefValueError(
+            f"write of a value that varies over mesh axis {axes} to {describe(ref)} at "
+            f"{user_site()}: what that holds is the same on every device. Reduce the value first "
+            f"(`jax.lax.psum(value, {axes})`), or pass the ref with a spec that names the axis; if "
+            f"it is made here, make it of a value that varies (`jax.lax.pcast`)"
+        )
+    # JAX's `addupdate` requires exactly the ref's sharding; a ref without a mesh has none.
+    is_added = primitive is _jax.addupdate_p
+    is_refused = is_added and _jax.is_on_explicit_mesh(value) and not _jax.is_on_explicit_mesh(ref)
+    is_lost = is_added and _is_lost_by_jax(ref, index)
+    if is_only_whole(ref, index) or is_refused or (is_lost and index.has_arrays):
+        with sharded(ref, index):
+            whole, plain = bind_whole(_jax.get_p, ref), _plain(index)
+            write = plain.add if is_added else plain.write
+            return bind_whole(_jax.swap_p, ref, write(whole, value))
+    value = sharded_as_part(value, ref)
+    if is_lost:
+        primitive, value = _jax.swap_p, jnp.add(_bind(_jax.get_p, ref, index), value)
+    return _bind(primitive, ref, index, value)
+
+
+def _is_lost_by_jax(ref: RefLike, index: Index) -> bool:
+    """Whether JAX's derivatives fail at an `addupdate`, though not at a get, a sum and a swap.
+
+    They do where the ref has no tangent: integers have none, nor has a ref from outside. If the
+    operation is only staged, nobody knows who will differentiate it; then what can't be a sum of
+    one part, since an element may be named twice, stays an `addupdate`.
+    """
+    has_tangent = jnp.issubdtype(ref.dtype, jnp.inexact)
+    if _jax.is_differentiating():
+        is_own = isinstance(ref, _jax.Tracer) and _jax.trace_of(ref) is _jax.current_trace()
+        return not (has_tangent and is_own)
+    return not (has_tangent or index.has_arrays)
+
+
+def _bind(primitive: Primitive, ref: RefLike, index: Index, *value: Value) -> Value:
+    leaves, tree = jax.tree.flatten(() if index.is_whole else (index.indexer(),))
+    ref = _jax.passed_on(ref)
+    try:
+        return primitive.bind(ref, *value, *leaves, tree=tree)
+    except Exception as error:
+        message = _REFUSED_BY_JAX.get(_jax.what_is_said(error))
+        if message is None or not is_raised_by_jax(error):
+            raise
+        raise RefValueError(message.format(ref=describe(ref), site=user_site())) from error
+
+
+# JAX's errors about refs (see `_jax.words`) -> our messages.
+_REFUSED_BY_JAX: dict[str | None, str] = {
+    "a differentiated value": (
+        "write of a differentiated value to {ref} at {site}: JAX's own derivatives don't follow it "
+        "into a ref from outside. Use `refs.grad` (or `refs.vjp`, `refs.jvp`, `refs.linearize`)"
+    ),
+    "a mapped value": (
+        "write of a value of each lane's own to {ref} at {site}: `jax.vmap` doesn't map what it "
+        "does to a ref from outside. Use `refs.vmap`"
+    ),
+}
