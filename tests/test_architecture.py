@@ -78,10 +78,8 @@ LAYERS = [
     ["_discharge.scope"],
     ["_discharge.interpreter"],
     [
-        "_discharge.program",
-        "_discharge.custom_rules",
-        "_discharge.stored_reads",
-        "_discharge.operation_cache",
+        *("_discharge.program", "_discharge.custom_rules"),
+        *("_discharge.stored_reads", "_discharge.operation_cache"),
     ],
     ["_discharge.op_by_op", "_discharge.discharge", "_discharge.rules", "_discharge.rules.*"],
     ["_discharge"],
