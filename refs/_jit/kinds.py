@@ -9,8 +9,8 @@ from refs._buffers.handles import is_ours, sharding_of
 from refs._buffers.parts import part_of
 from refs._handles.predicates import is_ref
 from refs._handles.ref import Ref
-from refs._tracing.trace import Call, ref_type
-from refs._transactions.signature import Static, check_arrays, dtype_of, type_of
+from refs._tracing.trace import ref_type
+from refs._transactions.signature import Static, dtype_of, type_of
 from refs._types import Aval, PyTreeDef
 
 
@@ -21,18 +21,6 @@ def kind_of(leaf: Any) -> Any:
     part = part_of(leaf)
     place = part and (part.pack.layout, part.number)
     return ref_type(leaf), sharding_of(leaf), is_ours(leaf), place
-
-
-def told_apart(name: str, static: Static, call: Call) -> None:
-    """Raises the error about a leaf that is no array and no ref, if there is one."""
-    check_arrays(
-        f"call of `{name}`",
-        call.tree,
-        call.flat,
-        range(len(call.flat)),
-        static.restore,
-        ways="make it a static argument or field",
-    )
 
 
 def is_like(leaf: Any, aval: Aval) -> bool:

@@ -20,7 +20,7 @@ from refs._jit.dispatch import NoForm, dispatcher
 from refs._jit.entry import Entry
 from refs._jit.executable import Options
 from refs._jit.inner import Inner, key_of
-from refs._jit.kinds import is_like, kind_of, quick_key, shapes_of_refs, told_apart
+from refs._jit.kinds import is_like, kind_of, quick_key, shapes_of_refs
 from refs._jit.plain import GetFun, Plain
 from refs._jit.stages import Lowered, Traced
 from refs._jit.ways import carefully, prepare
@@ -28,7 +28,7 @@ from refs._tracing.trace import Call, Trace
 from refs._tracing.weak_memo import WeakMemo
 from refs._transactions.calls import in_transaction
 from refs._transactions.nested import call_inside
-from refs._transactions.signature import NO_STATIC, Choice, Static
+from refs._transactions.signature import NO_STATIC, Choice, Static, check_call
 from refs._transactions.transaction import Transaction
 from refs._types import RefLike, Value
 from refs.errors import RefStateError, RefTypeError
@@ -268,7 +268,11 @@ class Programs:
         has_shardings = o.in_shardings is not None or o.out_shardings is not None
         if has_shardings or not call.refs or not _jax.is_staging():
             return None
-        key = key_of(static, call)
+        try:
+            key = key_of(static, call)
+        except (TypeError, OverflowError):
+            check_call(f"call of `{_jax.fun_name(self._fun)}`", static or NO_STATIC, call)
+            raise
         if key not in self._given_refs:
             options = o._asdict() | {"compiler_options": None}
             self._given_refs[key] = Inner.of(self._fun, static or NO_STATIC, call, **options)
@@ -357,7 +361,7 @@ class Programs:
         except (TypeError, OverflowError):
             if not call.refs:  # JAX raises its own error about the argument.
                 self._plain(static, call).trace(*self._arguments(static, call))
-            told_apart(_jax.fun_name(self._fun), static or NO_STATIC, call)
+            check_call(f"call of `{_jax.fun_name(self._fun)}`", static or NO_STATIC, call)
             raise
 
     def _all(self) -> list[Any]:

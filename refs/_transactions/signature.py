@@ -64,6 +64,12 @@ def check_arrays(
             ) from None
 
 
+def check_call(doing: str, static: Static, call: Call) -> None:
+    """Raises the error about a leaf of a call with static arguments that is no array and no ref."""
+    ways = "make it a static argument or field"
+    check_arrays(doing, call.tree, call.flat, range(len(call.flat)), static.restore, ways=ways)
+
+
 def dtype_of(aval: Aval) -> DType:
     """The dtype of an array's type; None for a user's own type."""
     return getattr(aval, "dtype", None)

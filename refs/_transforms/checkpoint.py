@@ -11,7 +11,7 @@ import jax
 from refs._tracing.trace import Call
 from refs._transactions.calls import in_transaction
 from refs._transactions.nested import call_over_arrays
-from refs._transactions.signature import Choice, check_callable, flags
+from refs._transactions.signature import Choice, check_call, check_callable, flags
 from refs._types import RefLike, Value
 
 P = ParamSpec("P")
@@ -40,7 +40,8 @@ def checkpoint(
       static_argnames: names of such arguments.
 
     Raises:
-      RefTypeError: when called with a ref in a static argument.
+      RefTypeError: when called with a ref in a static argument, or beside refs with a leaf that is
+        no array.
       RefValueError: when called with a static argument that can't be hashed, or if `prevent_cse`
         doesn't fit the arguments.
 
@@ -60,6 +61,8 @@ def checkpoint(
         static, rest, named = choice.split(args, kwargs)
         static.checked()
         call = Call.of(rest, named)
+        if call.refs:  # Otherwise JAX's own error is told.
+            check_call("checkpoint", static, call)
         cse: Any = prevent_cse
         if not isinstance(cse, bool):
             kept = [f for k, f in enumerate(cse) if k not in choice.positions(args)]

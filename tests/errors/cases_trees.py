@@ -90,6 +90,7 @@ NO_ARRAY = (
     "is of type str, no array and no ref: close over it, make it a static field, or pass the tree "
     "without it"
 )
+NOR_STATIC = NO_ARRAY.replace("static field", "static argument or field")
 
 
 def model(r):
@@ -131,11 +132,26 @@ def lanes_of_a_tree_with_text(r, i):
     refs.vmap(apply, in_axes=(0, None))(model(r), X)
 
 
+@raises(errors.RefTypeError, f"checkpoint: `args[0]['layers'][0]['activation']` {NOR_STATIC}")
+def checkpointed_call_with_text(r, i):
+    refs.checkpoint(apply)(model(r), X)
+
+
+@raises(errors.RefTypeError, f"checkpoint: `args[1]['layers'][0]['activation']` {NOR_STATIC}")
+def checkpointed_call_in_a_trace_with_text_after_a_static_argument(r, i):
+    layer = refs.checkpoint(lambda kind, model, x: apply(model, x), static_argnums=0)
+    refs.jit(lambda x: layer("dense", model(r), x))(X)
+
+
 @raises(
-    errors.RefTypeError,
-    "call of `apply`: `args[1]['layers'][0]['activation']` is of type str, no array and no ref: "
-    "close over it, make it a static argument or field, or pass the tree without it",
+    errors.RefTypeError, f"call of `apply`: `kwargs['x']['layers'][0]['activation']` {NOR_STATIC}"
 )
+def compiled_call_in_a_trace_with_text(r, i):
+    compiled = refs.jit(apply)
+    refs.jit(lambda: compiled(model={"layers": []}, x=model(r)))()
+
+
+@raises(errors.RefTypeError, f"call of `apply`: `args[1]['layers'][0]['activation']` {NOR_STATIC}")
 def compiled_call_with_text_after_a_static_argument(r, i):
     @refs.jit(static_argnums=0)
     def apply(kind, model):

@@ -196,3 +196,11 @@ def test_an_error_in_it_is_the_users():
     with pytest.raises(ValueError, match="mine"):
         refs.jit(lambda: fails(r))()
     np.testing.assert_array_equal(r[...], X)
+
+
+def test_a_number_that_no_array_holds():
+    r = refs.new_ref(jnp.zeros(3))
+    add = refs.jit(lambda r, x: r.addupdate(x))
+    for call in (lambda: add(r, 2**70), refs.jit(lambda: add(r, 2**70))):
+        with pytest.raises(OverflowError, match="too large"):
+            call()
