@@ -247,6 +247,13 @@ def refuse_arithmetic(ref: RefLike, *others: Any, **keywords: Any) -> NoReturn:
     )
 
 
+def numpy_ufunc(ref: RefLike, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
+    """`np.sum(ref)` and the like read the ref, as `np.mean` does; elementwise, a ref is refused."""
+    if method != "reduce" or inputs[0] is not ref:
+        refuse_arithmetic(ref)
+    return ufunc.reduce(np.asarray(ref), *inputs[1:], **keywords)
+
+
 def _refuse_index_by_place(ref: RefLike, doing: str, others: tuple[Any, ...]) -> None:
     if others:
         raise RefTypeError(

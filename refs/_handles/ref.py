@@ -212,7 +212,7 @@ class Ref(_Fields):
         object.__setattr__(self, name, value)
 
     # NumPy's operators on its own arrays, and its ufuncs, call it.
-    __array_ufunc__ = members.refuse_arithmetic
+    __array_ufunc__ = members.numpy_ufunc
 
     def __repr__(self) -> str:
         name = f", name={self.name!r}" if self.name else ""

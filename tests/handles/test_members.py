@@ -173,7 +173,25 @@ def test_numpys_functions_of_elements(ref):
         np.equal(X, ref)
     np.testing.assert_array_equal(np.asarray(ref), X)
     np.testing.assert_array_equal(ref, X)
-    assert np.mean(ref) == 2
+
+
+def test_numpys_functions_of_whole_arrays(ref):
+    assert [np.mean(ref), np.sum(ref), np.max(ref), np.prod(ref)] == [X.mean(), 6, 3, 6]
+    assert np.any(ref)
+    assert np.sum(ref, where=np.array([True, False, True])) == 4
+    matrix = refs.new_ref(np.arange(6.0, dtype=np.float32).reshape(2, 3))
+    total = np.zeros((1, 3))
+    assert np.sum(matrix, axis=0, keepdims=True, dtype=np.float64, out=total) is total
+    np.testing.assert_array_equal(total, [[3, 5, 7]])
+    for reduce in (
+        lambda: np.add.reduce(X, out=ref),
+        lambda: np.add.reduce(ref, out=ref),
+        lambda: np.add.reduce(X, where=ref),
+        lambda: np.add.outer(ref, X),
+    ):
+        with pytest.raises(RefTypeError, match=NOT_AN_ARRAY):
+            reduce()
+    np.testing.assert_array_equal(ref, X)
 
 
 # --- Methods and attributes ---
