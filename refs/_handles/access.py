@@ -21,6 +21,7 @@ from refs._handles.binding import (
     describe,
     is_only_whole,
     sharded,
+    tell_of_nan,
 )
 from refs._indexing.index import Index
 from refs._indexing.syntax import Span
@@ -74,6 +75,7 @@ class blamed:
         if isinstance(error, RefError) and not getattr(error, "_is_blamed", False):
             # In no variable: an error and a frame that hold each other would keep the ref alive.
             raise blamed_error(error, f"{self.doing} of {describe(self.ref)}: {error}") from None
+        tell_of_nan(error, self.ref)
 
 
 def get(ref: RefLike, idx: Indexer = None) -> jax.Array:
@@ -95,8 +97,13 @@ def get(ref: RefLike, idx: Indexer = None) -> jax.Array:
     Array([1, 2], dtype=int32)
     """
     idx = ... if idx is None else idx
-    if _is_quick(ref) and (value := quick.try_read(ref, idx)) is not None:
-        return value
+    if _is_quick(ref):
+        try:
+            if (value := quick.try_read(ref, idx)) is not None:
+                return value
+        except FloatingPointError as error:
+            tell_of_nan(error, ref)
+            raise  # pragma: no cover, JAX raises it only where it looks for NaNs
     aval = check_ref(ref, "get")
     with blamed("get", ref):
         index = Index.parse(idx, aval.shape)

@@ -65,8 +65,25 @@ def bind_whole(primitive: Primitive, ref: RefLike, *value: Value) -> Value:
     return _bind(primitive, ref, Index.parse(..., ref.shape), *value)
 
 
+def tell_of_nan(error: BaseException | None, ref: RefLike) -> None:
+    """Raises the error about a NaN in an access, where JAX's names an operation inside of that."""
+    is_jaxs = isinstance(error, FloatingPointError) and _jax.looks_for_nans()
+    if not is_jaxs or getattr(error, "_is_told", False):
+        return
+    told = FloatingPointError(
+        f"{describe(ref)}, used at {user_site()}: a NaN or an infinity is written or read there, "
+        "and JAX looks for them (`jax_debug_nans`, `jax_debug_infs`). JAX itself names a part of "
+        f"the operation: {error}"
+    )
+    told._is_told = True  # type: ignore[attr-defined]
+    raise told from error
+
+
 class sharded:
-    """Explains JAX's errors about an index of a ref that is sharded over an explicit mesh."""
+    """Explains JAX's errors about an index of a ref that is sharded over an explicit mesh.
+
+    It also explains those about NaNs.
+    """
 
     def __init__(self, ref: RefLike, index: Index):
         self.ref, self.index = ref, index
@@ -77,6 +94,7 @@ class sharded:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None or isinstance(error, RefError):
             return
+        tell_of_nan(error, self.ref)
         is_about_a_part = _jax.what_is_said(error) == "sharding" and not self.index.is_whole
         if not is_about_a_part or not _jax.is_on_explicit_mesh(self.ref):
             return

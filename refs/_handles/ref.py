@@ -226,11 +226,12 @@ class Ref(_Fields):
             where = f"sharding={self.sharding}"
             return f"Ref(shape={self.shape}, dtype={self.dtype}, {where}{name})"
         try:
-            value = np.array(self[...])
+            with _jax.debug_nans(False), _jax.debug_infs(False):  # shown where one is looked for
+                value = np.array(self[...])
         except RefStateError:
             state = "lost" if self._cell else "being updated"
             return f"Ref(<{state}>, shape={self.shape}, dtype={self.dtype}{name})"
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), _jax.debug_nans(False), _jax.debug_infs(False):
             text = repr(jnp.asarray(value))
         lines = text.removeprefix("Array").replace("\n  ", "\n")
         return f"Ref{lines[:-1]}{name})"

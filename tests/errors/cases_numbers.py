@@ -164,3 +164,37 @@ def native_freed_twice(r, i):
 )
 def grid_too_fine_for_the_dtype(r, i):
     refs.reversible(r.addupdate, mode=refs.Grid(2.0**-140))(1.0)
+
+
+def told_of_nan(operation):
+    return raises(
+        FloatingPointError,
+        "ref `r` (created at FILE:N), used at FILE:N: a NaN or an infinity is written or read "
+        "there, and JAX looks for them (`jax_debug_nans`, `jax_debug_infs`). JAX itself names a "
+        f"part of the operation: invalid value (nan) encountered in {operation}",
+    )
+
+
+@told_of_nan("reshape")
+def element_that_becomes_nan(r, i):
+    with jax.debug_nans(True):
+        r[0] = jnp.nan
+
+
+@told_of_nan("convert_element_type")
+def part_that_becomes_nan(r, i):
+    with jax.debug_nans(True):
+        r[1:] = np.nan
+
+
+@told_of_nan("div")
+def elements_divided_to_nan(r, i):
+    with jax.debug_nans(True):
+        r.at[:1].divide(0)
+
+
+@told_of_nan("dynamic_slice")
+def element_read_that_is_nan(r, i):
+    broken = refs.new_ref(X / 0, name="r")
+    with jax.debug_nans(True):
+        broken[0]

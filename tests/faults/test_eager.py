@@ -60,3 +60,10 @@ def test_eager_nans():
             r.at[...].multiply(np.float32("nan"))
         refs.set(r, ..., 2)
     assert np.asarray(r).tolist() == [2] * 3
+
+
+@pytest.mark.parametrize("setting", [jax.debug_nans, jax.debug_infs])
+def test_what_holds_one_is_shown_where_they_are_looked_for(setting):
+    r = refs.new_ref(jnp.array([jnp.nan, jnp.inf]), name="r")
+    with setting(True):
+        assert repr(r) == "Ref([nan, inf], dtype=float32, name='r')"

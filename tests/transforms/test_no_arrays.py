@@ -24,7 +24,9 @@ def test_what_is_not_differentiated_or_mapped_may_be_anything(jit):
     np.testing.assert_array_equal(lanes(), 3 * X * X)
 
 
-@pytest.mark.parametrize("leaf", ["text", jnp.tanh, {1}, object], ids=str)
+@pytest.mark.parametrize(
+    "leaf", ["text", jnp.tanh, {1}, object], ids=["text", "function", "set", "class"]
+)
 @pytest.mark.parametrize("transform", [refs.grad, refs.vmap, refs.hessian, refs.jacfwd])
 def test_the_error_is_a_type_error_as_jaxs(transform, leaf):
     with pytest.raises(RefTypeError, match=r"`args\[0\]\[1\]` is of type \w+, no array and no ref"):
