@@ -35,7 +35,11 @@ def try_read(ref: RefLike, idx: Indexer) -> jax.Array | None:
     if found is None:
         return None
     kinds, operands = found
-    return run_reader(ref, _quick_reader(ref._shape, kinds, ref._part is not None), operands)
+    kernel = _quick_reader(ref._shape, kinds, ref._part is not None)
+    try:
+        return run_reader(ref, kernel, operands)
+    except FloatingPointError:  # JAX looks for NaNs: the general way says where one is.
+        return None
 
 
 def try_update(ref: RefLike, idx: Indexer, method: str, value: Value) -> bool:

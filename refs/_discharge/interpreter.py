@@ -19,7 +19,7 @@ from refs import _jax
 from refs._callbacks.primitives import host_callback_p
 from refs._discharge.cells import Cell
 from refs._discharge.lanes import Lanes
-from refs._discharge.rule_choice import rule_of
+from refs._discharge.rule_choice import refuse_hidden, rule_of
 from refs._discharge.rule_closures import Bindings, Frame, late, untouched
 from refs._discharge.scope import Scope
 from refs._handles.access import describe
@@ -97,6 +97,8 @@ class Context:
         rule = rule_of(eqn, args, must_discharge)
         if rule is not None:
             return rule(self, eqn, args)
+        if self.differentiated:
+            refuse_hidden(eqn)
         if self.differentiated or self.lanes is not None:
             eqn = late(jaxpr, k, self.bindings(), self._memo)
         return _jax.bind_eqn(eqn, args)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from refs import _jax
 from refs._discharge.cells import Cell
@@ -42,9 +43,34 @@ def rule_of(eqn: Eqn, args: Sequence[Value], must_discharge: bool) -> Rule | Non
         return _discharge_inside if any(map(_makes_refs, inner)) else None
     raise MissingRuleError(
         f"primitive `{eqn.primitive}` at {_jax.user_line(eqn)} takes {described}, and no "
-        "discharge rule is registered for it: read the ref before (`ref[...]`) and write "
-        "it after, or register a rule with `refs.extend.register`"
+        f"discharge rule is registered for it: {_INSTEAD.get(eqn.primitive.name, _OTHERWISE)}"
     )
+
+
+_OTHERWISE = (
+    "read the ref before (`ref[...]`) and write it after, or register a rule with "
+    "`refs.extend.register`"
+)
+_KERNEL = (
+    "Pallas' `core_map` works on refs only. Make it a kernel of values, `pl.kernel` or "
+    "`pl.pallas_call`, give it the ref's, and write what it returns, `ref[...] = kernel(ref[...])`"
+)
+_INSTEAD = {"core_map": _KERNEL, "mpmd_map": _KERNEL}  # by the primitive's name, as JAX renames it
+
+
+def refuse_hidden(eqn: Eqn) -> None:
+    """Raises where the derivative of an equation would leave out what a ref holds.
+
+    Equinox makes what is no array a parameter of its primitives, with JAX before 0.12 a ref, too.
+    """
+    items = [x for value in eqn.params.values() if type(value) is tuple for x in value]
+    for ref in filter(is_ref, items):
+        if jnp.issubdtype(ref.dtype, jnp.inexact):
+            raise MissingRuleError(
+                f"derivative of primitive `{eqn.primitive}` at {_jax.user_line(eqn)}, which has "
+                f"{describe(ref)} among its parameters: what the ref holds would count as "
+                "constant. Read the ref before, `ref[...]`, and use the value"
+            )
 
 
 def concerns_refs(

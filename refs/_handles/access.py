@@ -97,13 +97,8 @@ def get(ref: RefLike, idx: Indexer = None) -> jax.Array:
     Array([1, 2], dtype=int32)
     """
     idx = ... if idx is None else idx
-    if _is_quick(ref):
-        try:
-            if (value := quick.try_read(ref, idx)) is not None:
-                return value
-        except FloatingPointError as error:
-            tell_of_nan(error, ref)
-            raise  # pragma: no cover, JAX raises it only where it looks for NaNs
+    if _is_quick(ref) and (value := quick.try_read(ref, idx)) is not None:
+        return value
     aval = check_ref(ref, "get")
     with blamed("get", ref):
         index = Index.parse(idx, aval.shape)

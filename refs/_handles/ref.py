@@ -158,11 +158,7 @@ class Ref(_Fields):
     addupdate = members.addupdate  # type: ignore[assignment]
 
     def __getitem__(self, idx: Indexer) -> jax.Array:
-        try:
-            value = quick.try_read(self, idx)
-        except FloatingPointError as error:
-            access.tell_of_nan(error, self)
-            raise  # pragma: no cover, JAX raises it only where it looks for NaNs
+        value = quick.try_read(self, idx)
         return access.get(self, as_tuple(idx)) if value is None else value
 
     def __setitem__(self, idx: Indexer, value: Value) -> None:

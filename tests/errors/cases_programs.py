@@ -22,6 +22,13 @@ only_reads_p.multiple_results = True
 only_reads_p.def_effectful_abstract_eval(lambda ref: ([], {extend.ReadEffect(0)}))
 extend.register(only_reads_p)(lambda ctx, eqn, args: args[0].write(X))
 
+core_map_p = Primitive("core_map")  # as Pallas' own, which JAX is about to remove
+core_map_p.multiple_results = True
+core_map_p.def_abstract_eval(lambda *args: [])
+
+static_ref_p = Primitive("static_ref")
+static_ref_p.def_abstract_eval(lambda x, static: x)
+
 returns_ref_p = Primitive("returns_ref")
 returns_ref_p.multiple_results = True
 returns_ref_p.def_abstract_eval(lambda *args, jaxpr: [])
@@ -55,6 +62,27 @@ def primitive_without_a_rule(r, i):
         no_rule_p.bind(q)
 
     refs.jit(program)(r)
+
+
+@raises(
+    errors.MissingRuleError,
+    "primitive `core_map` at FILE:N takes ref `r` (created at FILE:N), and no discharge rule is "
+    "registered for it: Pallas' `core_map` works on refs only. Make it a kernel of values, "
+    "`pl.kernel` or `pl.pallas_call`, give it the ref's, and write what it returns, "
+    "`ref[...] = kernel(ref[...])`",
+)
+def kernel_over_refs(r, i):
+    refs.jit(lambda q: [*core_map_p.bind(q)])(r)
+
+
+@raises(
+    errors.MissingRuleError,
+    "derivative of primitive `static_ref` at FILE:N, which has ref `r` (created at FILE:N) among "
+    "its parameters: what the ref holds would count as constant. Read the ref before, `ref[...]`, "
+    "and use the value",
+)
+def derivative_of_a_primitive_that_hides_a_ref(r, i):
+    refs.jit(refs.grad(lambda x: static_ref_p.bind(x, static=(1, i, r))))(1.0)
 
 
 @raises(

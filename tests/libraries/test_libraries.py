@@ -279,3 +279,36 @@ def or_skip(call: Callable[..., Any], *args: Any) -> Any:
 
 def close(actual: Any, expected: Any) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_linear_operator_over_a_ref_has_no_derivative():
+    lx = pytest.importorskip("lineax")
+    matrix = refs.new_ref(jnp.array([[2.0, 1.0], [1.0, 3.0]], T), name="matrix")
+    like = jax.ShapeDtypeStruct((2,), T)
+
+    def solve(matrix: Any, x: Any, read: Callable[[Any], Any]) -> Any:
+        held = read(matrix)
+        operator = lx.FunctionLinearOperator(lambda v: held[...] @ v, like)
+        return lx.linear_solve(operator, jnp.stack([x, x])).value.sum()
+
+    wanted = jax.grad(lambda m: jnp.linalg.solve(m, jnp.ones(2, T)).sum())(matrix[...])
+    close(refs.grad(solve)(matrix, T(1), lambda r: r[...]), wanted)
+    for argnum in (0, 1):
+        with pytest.raises(refs.errors.MissingRuleError, match="linear_solve"):
+            refs.grad(solve, argnum)(matrix, T(1), lambda r: r)
+    with pytest.raises(refs.errors.MissingRuleError, match="linear_solve"):
+        refs.jit(refs.grad(lambda x: solve(matrix, x, lambda r: r)))(T(1))
+
+
+def test_counts_of_a_solvers_function():
+    optx = pytest.importorskip("optimistix")
+    calls = refs.new_ref(0)
+
+    def equation(y: Any, args: Any) -> Any:
+        calls.addupdate(1)
+        return y**2 - args
+
+    solver = optx.Newton(rtol=1e-5, atol=1e-5)
+    root = refs.jit(lambda x: optx.root_find(equation, solver, T(1), args=x).value)
+    close(root(T(2)), 2**0.5)
+    assert calls[...] > 1
