@@ -26,6 +26,7 @@ def discharge(closed_jaxpr: ClosedJaxpr) -> ClosedJaxpr:
       `closed_jaxpr`'s own, then the final value of each ref, in the order of the inputs.
 
     Raises:
+      RefTypeError: if it is no jaxpr, or returns a ref.
       MissingRuleError: if a ref reaches a primitive without a rule.
       RefStateError: if a ref is used after `freeze` or `free_ref`.
 
@@ -34,6 +35,11 @@ def discharge(closed_jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     >>> refs.discharge(refs.make_jaxpr(f)(refs.new_ref(jnp.zeros(3))))
     { lambda ; a:f32[3]. let b:f32[3] = add a 1.0:f32[] in (b,) }
     """
+    if not isinstance(closed_jaxpr, ClosedJaxpr):
+        raise RefTypeError(
+            f"discharge of a {type(closed_jaxpr).__name__}: it takes a jaxpr, "
+            "`refs.discharge(refs.make_jaxpr(f)(*args))`; `refs.functionalize(f)` takes a function"
+        )
     program = Program.of(closed_jaxpr)
     in_avals = closed_jaxpr.in_avals
 

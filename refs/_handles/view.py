@@ -239,6 +239,11 @@ class RefView:
     def __setitem__(self, idx: Indexer, value: Value) -> None:
         self.at[idx].set(value)
 
+    __array_ufunc__ = None
+
+    def __array__(self, dtype: DType = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.get(), dtype)
+
     def __repr__(self) -> str:
         path = "".join(f"[{_show(idx)}]" for idx in self._path)
         return f"RefView({access.describe(self._ref)}{path}, shape={self.shape})"
@@ -298,8 +303,7 @@ class RefView:
         else:
             access.update(self._ref, index, method, operand)
 
-    # -- a pytree whose leaves are the ref and the arrays in its indices --------------------------
-
+    # A pytree, whose leaves are the ref and the arrays in its indices.
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         frozen, arrays = self._tree or _frozen(self._path)
         return (self._ref, *arrays), frozen

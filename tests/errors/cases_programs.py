@@ -154,6 +154,15 @@ def ref_seen_through_a_transform_of_somebody(r, i):
 
 @raises(
     errors.RefTypeError,
+    "discharge of a function: it takes a jaxpr, `refs.discharge(refs.make_jaxpr(f)(*args))`; "
+    "`refs.functionalize(f)` takes a function",
+)
+def discharge_of_a_function(r, i):
+    refs.discharge(lambda: r[...])
+
+
+@raises(
+    errors.RefTypeError,
     "discharge of a jaxpr that returns ref `r` (created at FILE:N): return its value",
 )
 def discharge_of_a_jaxpr_that_returns_a_ref(r, i):

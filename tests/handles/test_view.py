@@ -281,6 +281,18 @@ def test_errors_name_the_ref_and_leave_it_untouched(ref, run, act, error):
     np.testing.assert_array_equal(ref[...], original())
 
 
+def test_a_view_as_a_numpy_array(ref):
+    view = ref.at[1]
+    np.testing.assert_array_equal(np.asarray(view), [3, 4, 5])
+    assert np.asarray(view, np.float64).dtype == np.float64
+    assert np.mean(view) == 4
+    with pytest.raises(ValueError, match="read-only"):
+        np.asarray(view)[0] = 9
+    for calculate in (lambda: np.add(view, 1), lambda: np.ones(3) + view, lambda: np.sum(view)):
+        with pytest.raises(TypeError):  # never an array of objects
+            calculate()
+
+
 def test_a_view_of_an_ended_ref(ref):
     view = ref.at[0]
     refs.freeze(ref)
