@@ -50,8 +50,8 @@ def test_digits_explained(digits):
     report = digits.train_step.explain(net, *batch)
     assert len(report.refs) == 30
     does = {r.name: r.does for r in report.refs}
-    assert does["['rate']"] == "read"
-    assert "written" not in does["['batches']"]
+    assert does["net['rate']"] == "read"
+    assert "written" not in does["net['batches']"]
     changed = [r for r in report.refs if r.does != "read"]
     assert len(changed) == 29
     assert all(r.keeps_memory for r in changed)

@@ -178,6 +178,18 @@ def test_what_a_transformed_function_touches(big):
         assert [x.line for x in found["n"]] == [line_of(loss, "n[...] +=")]
 
 
+def test_what_a_transformed_function_writes_before_it_reads(big):
+    def loss(x):
+        big[0] = x
+        return (big[...] * x).sum()
+
+    [ref] = refs.explain(refs.grad(loss), 1.0).refs
+    assert [(x.what, x.line) for x in ref.lines] == [
+        ("read", line_of(loss, "sum()")),
+        ("written", line_of(loss, "big[0] = x")),
+    ]
+
+
 def test_what_lanes_touch(big):
     each = refs.new_ref(jnp.zeros(3), name="each")
 

@@ -271,3 +271,14 @@ def test_a_part_whose_sharding_is_not_known(run, case, mesh):
 @pytest.mark.skipif(N == 4, reason="the process with four devices")
 def test_on_four_devices():
     assert "1 skipped" in run_again_with_devices(4, __file__)
+
+
+def test_a_ref_on_one_device_of_what_is_on_an_explicit_mesh():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Explicit,))
+    x = jax.device_put(np.arange(4.0, dtype=np.float32), NamedSharding(mesh, P("d")))
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    r = refs.new_ref(x, sharding=device)
+    assert r.sharding == device
+    r[0] = 5.0
+    np.testing.assert_array_equal(r, [5, 1, 2, 3])
+    np.testing.assert_array_equal(x, [0, 1, 2, 3])

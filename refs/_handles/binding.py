@@ -144,13 +144,14 @@ def _is_lost_by_jax(ref: RefLike, index: Index) -> bool:
 
     They do where the ref has no tangent: integers have none, nor has a ref from outside. If the
     operation is only staged, nobody knows who will differentiate it; then what can't be a sum of
-    one part, since an element may be named twice, stays an `addupdate`.
+    one part, since an element may be named twice, stays an `addupdate`, and so do flags, to which
+    lanes may add and of which they may take the maximum.
     """
     has_tangent = jnp.issubdtype(ref.dtype, jnp.inexact)
     if _jax.is_differentiating():
         is_own = isinstance(ref, _jax.Tracer) and _jax.trace_of(ref) is _jax.current_trace()
         return not (has_tangent and is_own)
-    return not (has_tangent or index.has_arrays)
+    return not (has_tangent or index.has_arrays or ref.dtype == bool)
 
 
 def _bind(primitive: Primitive, ref: RefLike, index: Index, *value: Value) -> Value:

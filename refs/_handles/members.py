@@ -199,9 +199,8 @@ def is_local(ref: RefLike) -> bool:
 
 def addressable_shards(ref: RefLike) -> Sequence[jax.Shard]:
     """The parts of the ref on this process's devices; their data are copies, made there."""
-    if ref.sharding.addressable_devices:
-        return _copy_here(ref).addressable_shards
-    return []  # All parts lie on other processes' devices.
+    # There are none if all parts lie on other processes' devices.
+    return _copy_here(ref).addressable_shards if ref.sharding.addressable_devices else []
 
 
 def global_shards(ref: RefLike) -> Sequence[jax.Shard]:

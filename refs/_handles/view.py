@@ -242,7 +242,7 @@ class RefView:
     __array_ufunc__ = None
 
     def __array__(self, dtype: DType = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.get(), dtype)
+        return (np.array if copy else np.asarray)(self.get(), dtype)
 
     def __repr__(self) -> str:
         path = "".join(f"[{_show(idx)}]" for idx in self._path)

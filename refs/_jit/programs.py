@@ -272,7 +272,7 @@ class Programs:
             key = key_of(static, call)
         except (TypeError, OverflowError):
             check_call(f"call of `{_jax.fun_name(self._fun)}`", static or NO_STATIC, call)
-            raise
+            raise  # pragma: no cover, as all else is a key
         if key not in self._given_refs:
             options = o._asdict() | {"compiler_options": None}
             self._given_refs[key] = Inner.of(self._fun, static or NO_STATIC, call, **options)
@@ -362,7 +362,7 @@ class Programs:
             if not call.refs:  # JAX raises its own error about the argument.
                 self._plain(static, call).trace(*self._arguments(static, call))
             check_call(f"call of `{_jax.fun_name(self._fun)}`", static or NO_STATIC, call)
-            raise
+            raise  # pragma: no cover, as all else is a key
 
     def _all(self) -> list[Any]:
         return [entry for entries in self._entries.values() for entry in entries]

@@ -28,15 +28,18 @@ class Lines:
 
     def __init__(self, closed: ClosedJaxpr, inputs: Sequence[Any], held: Mapping[int, Any]):
         self._first: dict[Any, Eqn] = {}
+        self._read: dict[Any, Eqn] = {}
         self._last: dict[Any, Eqn] = {}
         for eqn, name, kind in _touches(closed, inputs, held):
             self._first.setdefault(name, eqn)
+            if kind != Touch.WRITE:
+                self._read.setdefault(name, eqn)
             if kind.changes:
                 self._last[name] = eqn
 
     def of_read(self, name: Any) -> AbstractContextManager[None]:
-        """A context whose equations have the line of the first access to a ref."""
-        return _at(self._first.get(name))
+        """A context whose equations have the line that reads a ref first, or else touches it."""
+        return _at(self._read.get(name, self._first.get(name)))
 
     def of_write(self, name: Any) -> AbstractContextManager[None]:
         """A context whose equations have the line of the last change of a ref."""

@@ -286,6 +286,7 @@ def test_a_view_as_a_numpy_array(ref):
     np.testing.assert_array_equal(np.asarray(view), [3, 4, 5])
     assert np.asarray(view, np.float64).dtype == np.float64
     assert np.mean(view) == 4
+    assert np.array(view).flags.writeable
     with pytest.raises(ValueError, match="read-only"):
         np.asarray(view)[0] = 9
     for calculate in (lambda: np.add(view, 1), lambda: np.ones(3) + view, lambda: np.sum(view)):
