@@ -1,7 +1,7 @@
 """The methods and properties of every ref, handle or traced, and the operations that it refuses.
 
 `Ref` and `RefType` take them all from here, so that a program has the same meaning and the same
-error messages outside a trace and inside.
+error messages outside a trace and inside. `RefView` takes the operators and the conversions.
 """
 
 from __future__ import annotations
@@ -73,33 +73,39 @@ def name(ref: RefLike) -> str | None:
 
 def iterate(ref: RefLike) -> Iterator[jax.Array]:
     """`for row in ref`: each row is read when its turn comes."""
-    return (access.get(ref, i) for i in range(len(ref)))
+    if not ref.shape:
+        described, word = _told(ref)
+        raise RefTypeError(
+            f"iteration over {described}, which is a scalar: read its value, `{word}[...]`"
+        )
+    return (ref[i] for i in range(ref.shape[0]))
 
 
 def rounded(ref: RefLike, ndigits: int | None = None) -> jax.Array:
     """`round(ref)`: an array, as for an array."""
-    return round(access.get(ref), ndigits)  # type: ignore[call-overload]
+    return round(ref[...], ndigits)  # type: ignore[call-overload]
 
 
 def _converted(name: str, to: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """`to(ref)` for a scalar ref: the Python number that it holds now."""
 
     def convert(ref: RefLike) -> Any:
+        described, word = _told(ref)
         if ref.shape != ():
             raise RefTypeError(
-                f"{name}() of {access.describe(ref)}, of shape {ref.shape}: only a scalar is a "
-                f"Python number. Take an element, `{name}(ref[i])`"
+                f"{name}() of {described}, of shape {ref.shape}: only a scalar is a "
+                f"Python number. Take an element, `{name}({word}[i])`"
             )
         if to is operator.index and not jnp.issubdtype(ref.dtype, np.integer):
             raise RefTypeError(
-                f"{access.describe(ref)}, of dtype {ref.dtype}, as an index: only integers are. "
-                "Convert its value, `int(ref[...])`"
+                f"{described}, of dtype {ref.dtype}, as an index: only integers are. "
+                f"Convert its value, `int({word}[...])`"
             )
-        value = access.get(ref)
+        value = ref[...]
         if isinstance(value, _jax.Tracer) and to is not operator.index:
             raise jax.errors.ConcretizationTypeError(
                 value,
-                f"The problem arose with {name}() of {access.describe(ref)}: what it holds is "
+                f"The problem arose with {name}() of {described}: what it holds is "
                 "known when the program runs, not while it is traced.",
             )
         return to(value)
@@ -113,15 +119,23 @@ def formatted(ref: RefLike, spec: str) -> str:
         return str(ref)
     if ref.shape != ():
         raise RefTypeError(
-            f"format {spec!r} of {access.describe(ref)}, of shape {ref.shape}: it is a scalar's. "
+            f"format {spec!r} of {_told(ref)[0]}, of shape {ref.shape}: it is a scalar's. "
             "Format each of its elements"
         )
-    return format(access.get(ref), spec)
+    return format(ref[...], spec)
 
 
 def contains(ref: RefLike, item: Any) -> bool:
     """`item in ref`: whether an element is equal."""
-    return item in access.get(ref)
+    return item in ref[...]
+
+
+def refuse_no_copy(ref: RefLike) -> NoReturn:
+    raise ValueError(
+        f"an array of {_told(ref)[0]} without a copy: each read is one, so that "
+        "later writes don't change it. Leave `copy=False` out, or use `refs.io_callback`, "
+        "which is given the ref's own memory"
+    )
 
 
 def equal(ref: RefLike, other: Any) -> Any:
@@ -141,8 +155,8 @@ _NUMERIC = (Number, np.ndarray, np.generic, jax.Array)
 # Operations of arrays, which refs refuse
 
 
-def no_attribute(name: str) -> str:
-    return f"Ref has no attribute {name!r}: if you mean the array's, read it, `ref[...].{name}`"
+def no_attribute(name: str, of: str = "Ref", word: str = "ref") -> str:
+    return f"{of} has no attribute {name!r}: if you mean the array's, read it, `{word}[...].{name}`"
 
 
 def refuse_attribute(ref: RefLike, name: str) -> NoReturn:
@@ -233,16 +247,18 @@ def refuse_deletion(ref: RefLike, idx: Any) -> NoReturn:
 
 
 def refuse_truth(ref: RefLike) -> bool:
+    described, word = _told(ref)
     raise RefTypeError(
-        f"the truth value of {access.describe(ref)} is ambiguous: test `ref is not None`, or "
-        "its value, `ref[...]`"
+        f"the truth value of {described} is ambiguous: test `{word} is not None`, or "
+        f"its value, `{word}[...]`"
     )
 
 
 def refuse_arithmetic(ref: RefLike, *others: Any, **keywords: Any) -> NoReturn:
+    described, word = _told(ref)
     raise RefTypeError(
-        f"{access.describe(ref)} is not an array: use its value, `ref[...] + x`, or update it in "
-        "place, `ref[...] += x`"
+        f"{described} is not an array: use its value, `{word}[...] + x`, or update it in "
+        f"place, `{word}[...] += x`"
     )
 
 
@@ -251,6 +267,13 @@ def numpy_ufunc(ref: RefLike, ufunc: np.ufunc, method: str, *inputs: Any, **keyw
     if method != "reduce" or inputs[0] is not ref:
         refuse_arithmetic(ref)
     return ufunc.reduce(np.asarray(ref), *inputs[1:], **keywords)
+
+
+def _told(x: RefLike) -> tuple[str, str]:
+    """(what messages say of a ref or of a part of one, what they call it in advice)."""
+    if isinstance(x, _jax.NativeRef):
+        return access.describe(x), "ref"
+    return f"a part of {access.describe(x.ref)}", "view"
 
 
 def _refuse_index_by_place(ref: RefLike, doing: str, others: tuple[Any, ...]) -> None:

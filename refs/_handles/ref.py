@@ -241,11 +241,7 @@ class Ref(_Fields):
 
     def __array__(self, dtype: DType = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
-            raise ValueError(
-                f"an array of {access.describe(self)} without a copy: each read is one, so that "
-                "later writes don't change it. Leave `copy=False` out, or use `refs.io_callback`, "
-                "which is given the ref's own memory"
-            )
+            members.refuse_no_copy(self)
         if not members.is_local(self):
             raise RefValueError(
                 f"the value of {access.describe(self)} as a NumPy array: parts of it lie on other "

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
-from refs._handles import access
+from refs._handles import access, members
+from refs._handles.paths import CONSTANT, Path, freeze, show, thaw
 from refs._indexing.index import Index
 from refs._indexing.nesting import nest
 from refs._indexing.sharded import over_mesh_of
 from refs._indexing.syntax import BRACKETS, Bounds, as_tuple
 from refs._indexing.values import filling, fit
 from refs._types import DType, Indexer, RefLike, Sharding, Value
-from refs.errors import RefValueError
+from refs.errors import RefTypeError, RefValueError
 
 
 class How(TypedDict, total=False):
@@ -66,7 +68,7 @@ class ViewMaker:
 
     __slots__ = ("_path", "_ref")
 
-    def __init__(self, ref: RefLike, path: tuple[tuple[Any, ...], ...] = ()):
+    def __init__(self, ref: RefLike, path: Path = ()):
         self._ref, self._path = ref, path
 
     def __getitem__(self, idx: Indexer) -> RefView:
@@ -104,23 +106,19 @@ class RefView:
     # has the tree that it is taken apart to: its leaves may be anything, and no path.
     __slots__ = ("_given", "_ref", "_tree")
 
-    def __init__(self, ref: RefLike, path: tuple[tuple[Any, ...], ...]):
+    def __init__(self, ref: RefLike, path: Path):
         self._ref = ref
-        self._given: tuple[tuple[Any, ...], ...] | None = path
+        self._given: Path | None = path
         self._tree: Any = None
         for idx in path:
             for entry in idx:
-                if type(entry) not in _CONSTANT:  # It may change, and is to be as it is now.
-                    self._given, self._tree = None, _frozen(path)
+                if type(entry) not in CONSTANT:  # It may change, and is to be as it is now.
+                    self._given, self._tree = None, freeze(path)
                     return
 
     @property
-    def _path(self) -> tuple[tuple[Any, ...], ...]:
-        if self._given is not None:
-            return self._given
-        frozen, arrays = self._tree
-        rest = iter(arrays)
-        return tuple(tuple(_thaw(e, rest) for e in idx) for idx in frozen)
+    def _path(self) -> Path:
+        return thaw(*self._tree) if self._given is None else self._given
 
     @property
     def _arrays(self) -> tuple[Value, ...]:
@@ -148,6 +146,16 @@ class RefView:
     def dtype(self) -> DType:
         """The ref's dtype."""
         return self._ref.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of the part's axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of the part's elements."""
+        return math.prod(self.shape)
 
     def get(
         self,
@@ -233,20 +241,32 @@ class RefView:
         """Replaces each element `x` by `fn(x)`; like a NumPy ufunc, `fn` works elementwise."""
         self._update("apply", fn, how)
 
+    def __len__(self) -> int:
+        if not self.shape:
+            described = access.describe(self._ref)
+            raise RefTypeError(f"len() of a part of {described}, which is a scalar: it has no rows")
+        return self.shape[0]
+
     def __getitem__(self, idx: Indexer) -> jax.Array:
         return self.at[idx].get()
 
     def __setitem__(self, idx: Indexer, value: Value) -> None:
         self.at[idx].set(value)
 
-    __array_ufunc__ = None
+    __array_ufunc__ = members.numpy_ufunc
 
     def __array__(self, dtype: DType = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            members.refuse_no_copy(self)
         return (np.array if copy else np.asarray)(self.get(), dtype)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(members.no_attribute(name, "RefView", "view"))
+
     def __repr__(self) -> str:
-        path = "".join(f"[{_show(idx)}]" for idx in self._path)
-        return f"RefView({access.describe(self._ref)}{path}, shape={self.shape})"
+        return f"RefView({access.describe(self._ref)}{show(self._path)}, shape={self.shape})"
 
     def _index(self, doing: str, bounds: Bounds, *, writing: bool) -> Indexer:
         """The single index that names the part; as it was written, if no keyword says more."""
@@ -305,7 +325,7 @@ class RefView:
 
     # A pytree, whose leaves are the ref and the arrays in its indices.
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        frozen, arrays = self._tree or _frozen(self._path)
+        frozen, arrays = self._tree or freeze(self._path)
         return (self._ref, *arrays), frozen
 
     @classmethod
@@ -317,16 +337,9 @@ class RefView:
         return view
 
 
-class _Array:
-    """A placeholder in a view's structure for an array in its index."""
-
-
-class _Slice(NamedTuple):
-    """A slice, hashable on every Python."""
-
-    start: Any
-    stop: Any
-    step: Any
+for _name, _operator in (members.OPERATORS | members.CONVERSIONS).items():
+    if _name != "index":  # An index that is a view is refused where it is traced: so everywhere.
+        setattr(RefView, f"__{_name}__", _operator)
 
 
 def _type_of(view: RefView) -> _jax.AbstractRef:
@@ -336,65 +349,3 @@ def _type_of(view: RefView) -> _jax.AbstractRef:
 
 
 _jax.register_type_of(RefView, _type_of)
-
-
-class _DynamicSlice(NamedTuple):
-    """A `jax.ds` without its start, which is an array."""
-
-    size: int
-    stride: int
-
-
-class _Mask(NamedTuple):
-    """A boolean mask: not a leaf, as it must stay concrete wherever the view is passed."""
-
-    shape: tuple[int, ...]
-    content: bytes
-
-
-# The types of entries of an index that nobody can change, and that a view of JAX's making keeps.
-_CONSTANT = frozenset([int, slice, type(...), type(None), _jax.ArrayImpl])
-
-
-def _frozen(path: tuple[tuple[Any, ...], ...]) -> tuple[tuple[Any, ...], list[Value]]:
-    """(a hashable form of a path, the arrays in it)."""
-    arrays: list[Value] = []
-    return tuple(tuple(_freeze(e, arrays) for e in idx) for idx in path), arrays
-
-
-def _freeze(entry: Any, arrays: list[Value]) -> Any:
-    """A hashable form of an index entry. Arrays in it are appended to `arrays`."""
-    if isinstance(entry, slice):
-        return _Slice(entry.start, entry.stop, entry.step)
-    if isinstance(entry, _jax.Slice):
-        arrays.append(entry.start)
-        return _DynamicSlice(int(entry.size), entry.stride)
-    if isinstance(entry, list):
-        entry = np.asarray(entry, dtype=None if entry else np.int32)
-    if isinstance(entry, np.ndarray | _jax.ArrayImpl) and entry.dtype == bool:
-        return _Mask(entry.shape, np.asarray(entry).tobytes())
-    if hasattr(entry, "dtype"):
-        arrays.append(entry)
-        return _Array
-    return entry
-
-
-def _thaw(entry: Any, arrays: Iterator[Value]) -> Any:
-    """The inverse of `_freeze`."""
-    if isinstance(entry, _Slice):
-        return slice(*entry)
-    if isinstance(entry, _DynamicSlice):
-        return _jax.Slice(next(arrays), *entry)
-    if isinstance(entry, _Mask):
-        return np.frombuffer(entry.content, bool).reshape(entry.shape)
-    return next(arrays) if entry is _Array else entry
-
-
-def _show(idx: Indexer) -> str:
-    def show(entry: Any) -> str:
-        if isinstance(entry, slice):
-            parts = ["" if p is None else str(p) for p in (entry.start, entry.stop)]
-            return ":".join(parts + ([] if entry.step is None else [str(entry.step)]))
-        return "..." if entry is ... else str(entry)
-
-    return ", ".join(show(e) for e in idx)

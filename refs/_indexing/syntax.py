@@ -97,7 +97,7 @@ def _entry(entry: Any) -> list[Any]:
         return _mask_entries(np.asarray(entry))
     if isinstance(entry, list | tuple):
         entry = np.asarray(entry, dtype=None if len(entry) else np.int32)
-    if isinstance(entry, str | bytes) or not hasattr(entry, "dtype"):
+    if not isinstance(entry, _ARRAYS) or isinstance(entry, str):
         try:
             return [operator.index(entry)]  # pyright: ignore[reportArgumentType]
         except TypeError:
@@ -115,6 +115,9 @@ def _entry(entry: Any) -> list[Any]:
     if not jnp.issubdtype(entry.dtype, jnp.integer):
         raise RefTypeError(f"an index array must hold integers or booleans, not {entry.dtype}")
     return [int(entry) if isinstance(entry, np.integer) else entry]
+
+
+_ARRAYS = jax.Array, np.ndarray, np.generic  # A view has a dtype, too, and is no array.
 
 
 def _mask_entries(mask: Value) -> list[Any]:

@@ -175,3 +175,11 @@ def deleted_element(r, i):
 @raises(AttributeError, "`at` has no attribute 'sum': index it, `ref.at[...]`")
 def sum_without_an_index(r, i):
     r.at.sum()
+
+
+@raises(
+    errors.RefTypeError,
+    "iteration over ref `s` (created at FILE:N), which is a scalar: read its value, `ref[...]`",
+)
+def rows_of_a_scalar(r, i):
+    list(refs.new_ref(1.0, name="s"))

@@ -75,3 +75,55 @@ def part_of_an_axis_that_is_sharded_explicitly(r, i):
         sharding = NamedSharding(mesh, PartitionSpec("x"))
         e = refs.new_ref(jax.device_put(np.zeros(4), sharding), name="e")
         refs.jit(lambda: e[jnp.array([1, 2])])()
+
+
+@raises(
+    errors.RefTypeError,
+    "a part of ref `r` (created at FILE:N) is not an array: use its value, `view[...] + x`, or "
+    "update it in place, `view[...] += x`",
+)
+def arithmetic_of_a_view(r, i):
+    r.at[0] + 1
+
+
+@raises(
+    errors.RefTypeError,
+    "the truth value of a part of ref `r` (created at FILE:N) is ambiguous: test "
+    "`view is not None`, or its value, `view[...]`",
+)
+def truth_value_of_a_view(r, i):
+    refs.jit(lambda r: 1 if r.at[0] else 2)(r)
+
+
+@raises(
+    errors.RefTypeError,
+    "iteration over a part of ref `r` (created at FILE:N), which is a scalar: read its value, "
+    "`view[...]`",
+)
+def rows_of_an_element(r, i):
+    list(r.at[0])
+
+
+@raises(
+    errors.RefTypeError,
+    "len() of a part of ref `r` (created at FILE:N), which is a scalar: it has no rows",
+)
+def length_of_an_element(r, i):
+    len(r.at[0])
+
+
+@raises(
+    AttributeError,
+    "RefView has no attribute 'sum': if you mean the array's, read it, `view[...].sum`",
+)
+def attribute_of_an_array_of_a_view(r, i):
+    r.at[0].sum()
+
+
+@raises(
+    errors.RefTypeError,
+    "get of ref `r` (created at FILE:N): an index of type RefView; an index is made of integers, "
+    "slices, None, ..., integer arrays and concrete boolean masks",
+)
+def view_as_an_index(r, i):
+    r[i.at[0]]

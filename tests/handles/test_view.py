@@ -289,7 +289,7 @@ def test_a_view_as_a_numpy_array(ref):
     assert np.array(view).flags.writeable
     with pytest.raises(ValueError, match="read-only"):
         np.asarray(view)[0] = 9
-    for calculate in (lambda: np.add(view, 1), lambda: np.ones(3) + view, lambda: np.sum(view)):
+    for calculate in (lambda: np.add(view, 1), lambda: np.ones(3) + view):
         with pytest.raises(TypeError):  # never an array of objects
             calculate()
 
