@@ -155,7 +155,9 @@ def touches_of(eqn: Eqn) -> Iterator[tuple[Atom, Touch]]:
     known = facts_of(eqn.primitive).touch
     effects = [e for e in eqn.effects if isinstance(e, _jax.RefEffect)]
     for v in filter(_is_ref_var, eqn.invars):
-        if known is not None:
+        if known == Touch.ACCUMULATE and v.aval.dtype == bool:
+            yield v, Touch.MAX  # what `|=` of flags is, and `+=`
+        elif known is not None:
             yield from [(v, known)] if known else []
         else:
             only_reads = effects and all(

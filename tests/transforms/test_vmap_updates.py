@@ -192,6 +192,29 @@ def test_flags():
     np.testing.assert_array_equal(every[...], [True, False, False])
 
 
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda r, x: r.__setitem__(..., r[...] | x),
+        lambda r, x: refs.addupdate(r, np.array([0, 2]), x),
+        lambda r, x: r.at[1].add(x),
+        lambda r, x: r.at[::2].max(x),
+    ],
+)
+def test_the_ways_to_raise_flags_go_together(update):
+    def lane(r, x):
+        r[...] += x
+        update(r, ~x)
+
+    loop, lanes = refs.new_ref(jnp.zeros(3, bool)), refs.new_ref(jnp.zeros(3, bool))
+    xs = jnp.array([False, False])
+    for x in xs:
+        lane(loop, x)
+    refs.vmap(lane, in_axes=(None, 0))(lanes, xs)
+    assert loop[...].any()
+    np.testing.assert_array_equal(lanes, loop)
+
+
 def test_several_refs_each_in_its_own_way():
     total, best, worst, product = (refs.new_ref(jnp.ones(2)) for _ in range(4))
 
