@@ -21,7 +21,7 @@ def explain(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanatio
 
     Args:
       fun: a function over refs, or one that `refs.jit` has made.
-      *args: its arguments. Arrays may be `jax.ShapeDtypeStruct`s.
+      *args: its arguments. Arrays may be `jax.ShapeDtypeStruct`s, and refs those with `is_ref`.
       **kwargs: the same.
 
     Returns:
