@@ -1,5 +1,8 @@
 """`refs.explain` and `assert_in_place`: which refs a function is given, and their names."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -81,3 +84,64 @@ def test_keywords_in_another_order_than_the_parameters():
         ("b", f"float32[{N}]", "written", True),
         ("z", "float32[4]", "written", True),
     ]
+
+
+class Plain:
+    def __init__(self):
+        self.w = refs.new_ref(jnp.zeros(N), name="w")
+
+    @refs.jit
+    def step(self, r, x=2.0):
+        self.w[0] = r[1] * x
+
+    @refs.jit
+    def keep(self, r):
+        old = r[...]
+        r[0] = 1.0
+        return old
+
+    def not_compiled(self, r, x=2.0):
+        self.w[0] = r[1] * x
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Tree:
+    w: refs.Ref
+
+    step, keep, not_compiled = Plain.step, Plain.keep, Plain.not_compiled
+
+    @functools.partial(jax.jit, donate_argnums=1)
+    def of_arrays(self, x):
+        return x.at[0].set(1.0)
+
+
+@pytest.mark.parametrize("method", ["step", "not_compiled"])
+@pytest.mark.parametrize(
+    ("make", "w", "role"),
+    [(Plain, "w", "closed over"), (lambda: Tree(refs.new_ref(jnp.zeros(N))), "self.w", "argument")],
+)
+def test_bound_methods(method, make, w, role):
+    instance = make()
+    step = getattr(instance, method)
+    report = refs.explain(step, refs.new_ref(jnp.zeros(3)), x=1.0)
+    if method == "step":
+        assert {(r.name, r.role, r.does) for r in report.refs} == {
+            (w, role, "written"),
+            ("r", "argument", "read"),
+        }
+    assert report.function == method
+    assert_in_place(step, refs.new_ref(jnp.zeros(3)), 1.0)
+
+
+@pytest.mark.parametrize("make", [Plain, lambda: Tree(refs.new_ref(jnp.zeros(N)))])
+def test_a_ref_that_a_bound_method_is_given_is_named(make):
+    with pytest.raises(AssertionError, match=r"as many as ref `r` \(created"):
+        assert_in_place(make().keep, refs.new_ref(jnp.zeros(N)))
+    assert_in_place(make().keep, refs.new_ref(jnp.zeros(N)), like=lambda r: (r.at[0].set(1.0), r))
+
+
+def test_a_bound_method_that_jax_compiles():
+    tree = Tree(jnp.zeros(3))
+    assert_in_place(tree.of_arrays, jnp.zeros(N))
+    assert refs.explain(tree.of_arrays, jnp.zeros(N)).refs == ()

@@ -23,7 +23,7 @@ from refs._explain.moves import (
 )
 from refs._handles.abstract import handle_or_abstract
 from refs._handles.predicates import is_ref
-from refs._jit.jit import jit
+from refs._jit.jit import compiling
 from refs._jit.stages import Lowered
 from refs.errors import RefTypeError, RefValueError
 
@@ -82,10 +82,11 @@ def assert_in_place(
             f"assert_in_place of {_name(fun)} while JAX looks for NaNs or infinities: nothing is "
             "in place then. Turn `jax_debug_nans` and `jax_debug_infs` off"
         )
-    compiles = fun if hasattr(fun, "lower") else jit(fun)
-    lowered = compiles.lower(*args)  # type: ignore[union-attr]
+    compiled, given = compiling("lower", fun, args)
+    lowered = compiled.lower(*given)
     module = Module.parse(lowered.compile().as_text())
-    updated = _updated(fun, args, lowered, module)
+    arguments = [origin.describe() for _, origin in named_arguments(compiled, given, {})]
+    updated = _updated(fun, arguments, lowered, module)
     wrong = [
         f"{u.name} doesn't keep its memory: its new value has another layout, or is elsewhere"
         for u in updated
@@ -117,9 +118,8 @@ def assert_in_place(
 
 
 def _updated(
-    fun: Callable[..., Any], args: tuple[Any, ...], lowered: Any, module: Module
+    fun: Callable[..., Any], arguments: Sequence[str], lowered: Any, module: Module
 ) -> list[Updated]:
-    arguments = [origin.describe() for _, origin in named_arguments(fun, args, {})]
     updated = updated_by(lowered, module, arguments)
     if not updated:
         stage = lowered.of_jax if isinstance(lowered, Lowered) else lowered
