@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import refs
 from refs.testing import assert_in_place
@@ -145,3 +146,30 @@ def test_a_bound_method_that_jax_compiles():
     tree = Tree(jnp.zeros(3))
     assert_in_place(tree.of_arrays, jnp.zeros(N))
     assert refs.explain(tree.of_arrays, jnp.zeros(N)).refs == ()
+
+
+# --- Refs that are made inside, and other names of a ref
+
+
+def test_a_ref_that_is_made_here_and_used_inside_others_has_one_row():
+    def step(x):
+        t, unused = refs.new_ref(x, name="t"), refs.new_ref(x, name="unused")
+
+        def add(k, _):
+            t[k] += 1.0
+
+        refs.fori_loop(0, 3, add, None)
+        refs.fori_loop(0, 2, add, None)
+
+    t, unused = refs.explain(step, jnp.zeros(3)).refs
+    assert (t.name, t.role, t.does, len(t.lines)) == ("t", "made inside", "added to", 2)
+    assert (unused.name, unused.does) == ("unused", "not touched")
+
+
+def test_a_ref_with_a_second_name():
+    def step(r):
+        again = checkpoint_name(r, "again")
+        again[0] = 1.0
+
+    r = refs.new_ref(jnp.zeros(3), name="r")
+    assert [(x.name, x.does) for x in refs.explain(step, r).refs] == [("r", "written")]
