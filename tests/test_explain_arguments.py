@@ -153,7 +153,8 @@ def test_a_bound_method_that_jax_compiles():
 
 def test_a_ref_that_is_made_here_and_used_inside_others_has_one_row():
     def step(x):
-        t, unused = refs.new_ref(x, name="t"), refs.new_ref(x, name="unused")
+        t = refs.new_ref(x, name="t")
+        refs.new_ref(x, name="unused")
 
         def add(k, _):
             t[k] += 1.0
@@ -173,3 +174,55 @@ def test_a_ref_with_a_second_name():
 
     r = refs.new_ref(jnp.zeros(3), name="r")
     assert [(x.name, x.does) for x in refs.explain(step, r).refs] == [("r", "written")]
+
+
+@refs.jit
+def made(x):
+    s = refs.new_ref(x, name="s")
+    s[0] = 2.0
+    return s
+
+
+@refs.jit
+def made_beside(r, x):
+    r[0] += 1.0
+    return made(x)
+
+
+def test_a_ref_that_a_compiled_function_makes_and_returns_has_one_row():
+    def step(x):
+        a, b = made(x), refs.jit(made)(x)
+        c = made_beside(a, x)
+        d = made_beside(a, c[...])  # of the same jaxpr
+        d[2] = 4.0
+        a[1] *= 2.0
+        b[1] = c[1]
+        return a, c
+
+    report = refs.explain(step, jnp.ones(3))
+    assert [(r.name, r.role, r.does) for r in report.refs] == [
+        ("s", "made inside", "written, added to, multiplied"),
+        ("s", "made inside", "written"),
+        ("s", "made inside", "written, read"),
+        ("s", "made inside", "written"),
+    ]
+    assert len({r.created for r in report.refs}) == 1
+    for r in refs.jit(step)(jnp.ones(3)):
+        assert str(r.name) == "s"
+
+
+def test_a_ref_of_the_value_of_another_one_is_another():
+    def value(x):
+        r = refs.new_ref(x, name="r")
+        r[0] = 2.0
+        return r[...]
+
+    def step(x):
+        again = refs.new_ref(value(x), name="again")
+        again[1] = 3.0
+        return again
+
+    assert [(r.name, r.does) for r in refs.explain(step, jnp.ones(3)).refs] == [
+        ("r", "written, read"),
+        ("again", "written"),
+    ]

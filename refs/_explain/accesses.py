@@ -63,7 +63,8 @@ class Accesses:
     """All accesses of a jaxpr.
 
     Attributes:
-      made: the origin and type of each ref that the jaxpr makes; their numbers follow the others.
+      made: the origin and type of each ref that the jaxpr makes, by its number, which follows those
+        of the others.
     """
 
     def __init__(
@@ -78,20 +79,23 @@ class Accesses:
         """
         self.accesses: list[Access] = []
         self.callbacks: list[Called] = []
-        self.made: list[tuple[Origin, Aval]] = []
+        self.made: dict[int, tuple[Origin, Aval]] = {}
         self._n_refs, self._at = n_refs, 0
         self._spans: dict[Any, Span] = {}  # by the equations around
         for step in steps(closed, inputs, number_of, self._make):
             self._note(*step)
         self.spans = [*self._spans.values()]
 
-    def _make(self, aval: Aval, _: int | None) -> int:
-        self.made.append((origin_of(aval), aval.inner_aval))
-        return self._n_refs + len(self.made) - 1
+    def _make(self, aval: Aval, source: int | None) -> int:
+        made = (origin_of(aval), aval.inner_aval)
+        # An inner function has made it and returned it: it has that one's final value and origin.
+        if source is not None and self.made.get(source) == made:
+            return source
+        number = self._n_refs + len(self.made)
+        self.made[number] = made
+        return number
 
-    def _note(
-        self, eqn: Eqn, found: dict[int, Touch], around: tuple[tuple[Eqn, int], ...]
-    ) -> None:
+    def _note(self, eqn: Eqn, found: dict[int, Touch], around: tuple[tuple[Eqn, int], ...]) -> None:
         is_callback = _jax.is_called_callback(eqn.primitive)
         line = _jax.user_line(eqn, _NO_LINE)
         # What is made here and returned is read at the end, by no line.

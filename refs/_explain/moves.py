@@ -85,9 +85,9 @@ def named_arguments(
 ) -> list[tuple[RefLike, Origin]]:
     """The distinct refs among arguments; one without a name is named by its path, `state['w1']`.
 
-    So is one of a tree without a name, whose own name, `['w1']`, is only its place in that tree. The
-    order is that of the leaves of `(args, kwargs)`, as in the program. Each `ShapeDtypeStruct` that
-    stands for a ref stands for another one.
+    So is one of a tree without a name, whose own name, `['w1']`, is only its place in that tree.
+    The order is that of the leaves of `(args, kwargs)`, as in the program. Each `ShapeDtypeStruct`
+    that stands for a ref stands for another one.
     """
     try:
         positional = inspect.signature(fun).bind_partial(*args).arguments

@@ -57,7 +57,8 @@ def steps(
     for eqn in jaxpr.eqns:
         called = list(inner_calls(eqn))
         for k, (inner, operands) in enumerate(called):
-            given = [*map(name_of, operands)]
+            # A ref that is made of an argument's value is a new one, whatever that is the value of.
+            given = [name_of(v) if _jax.is_ref_type(v.aval) else None for v in operands]
             outputs = yield from steps(inner, given, held, made, (*inside, (eqn, k)))
             if facts_of(eqn.primitive).runs_once:
                 names.update(zip(eqn.outvars, outputs, strict=True))
