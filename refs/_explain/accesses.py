@@ -130,10 +130,11 @@ def _span_of(eqn: Eqn, k: int) -> str | None:
     """What a jaxpr in an equation is, if it is repeated, chosen or mapped."""
     line = _jax.user_line(eqn)
     if eqn.primitive is _jax.scan_p:
-        n = eqn.params["length"]
-        return f"scan of {n:,} step{'s' * (n != 1)} at {line}"
+        n, loop = eqn.params["length"], "fori_loop" if _jax.is_fori_loop(eqn) else "scan"
+        return f"{loop} of {n:,} step{'s' * (n != 1)} at {line}"
     if eqn.primitive is _jax.while_p:
-        return f"{'predicate of the ' if k == 0 else ''}while_loop at {line}"
+        loop = "fori_loop" if _jax.is_fori_loop(eqn) else "while_loop"
+        return f"{'predicate of the ' if k == 0 else ''}{loop} at {line}"
     if eqn.primitive is _jax.cond_p:
         return f"branch {k} of {len(eqn.params['branches'])} at {line}"
     if eqn.primitive is _jax.shard_map_p:
