@@ -226,3 +226,17 @@ def test_a_ref_of_the_value_of_another_one_is_another():
         ("r", "written, read"),
         ("again", "written"),
     ]
+
+
+def test_refs_that_are_made_in_a_shard_map():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def body(x):
+        r = refs.new_ref(x, name="r")
+        r[0] = 2.0
+        return r[...]
+
+    step = jax.shard_map(body, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d"))
+    [ref] = refs.explain(step, jnp.ones(3)).refs
+    assert (ref.name, ref.does) == ("r", "written, read")
+    assert [x.inside[0].split(" at ")[0] for x in ref.lines] == ["shard_map"] * 2

@@ -67,12 +67,11 @@ def steps(
         source = name_of(eqn.invars[0]) if eqn.invars else None
         if eqn.primitive is _jax.get_p or eqn.primitive in _jax.passing_primitives:
             names[eqn.outvars[0]] = source
-        elif any(_jax.is_ref_type(v.aval) for v in eqn.outvars):
-            names[eqn.outvars[0]] = made(eqn.outvars[0].aval, source)
+        else:
+            refs = [v for v in eqn.outvars if _jax.is_ref_type(v.aval)]
+            names.update((v, made(v.aval, source)) for v in refs)
         touches: dict[Any, Touch] = {}
         for v, kind in own.get(id(eqn), ()):
-            if names.get(v) is None:  # The equation around this jaxpr makes it.
-                names[v] = made(v.aval, None)
-            touches[names[v]] = touches.get(names[v], Touch.NONE) | kind
+            touches[name_of(v)] = touches.get(name_of(v), Touch.NONE) | kind
         yield Step(eqn, touches, inside)
     return [*map(name_of, jaxpr.outvars)]
