@@ -51,7 +51,7 @@ LAYERS = [
     ["_tracing.facts"],
     ["_tracing.array_facts", "_tracing.updates"],
     ["_tracing.touch_analysis"],
-    ["_tracing.derivative_rules"],
+    ["_tracing.derivative_rules", "_tracing.touch_walk"],
     ["_callbacks", "_callbacks.spec"],
     ["_callbacks.plan"],
     ["_callbacks.failure"],

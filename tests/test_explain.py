@@ -220,6 +220,21 @@ def test_loops_and_branches_around_an_access(big):
     }
 
 
+def test_loops_are_told_as_they_are_written(big):
+    def f(n):
+        def step(k, _):
+            big[k] = 1.0
+
+        refs.fori_loop(0, 3, step, None)
+        refs.fori_loop(0, n, step, None)
+        refs.scan(lambda _, k: (_, step(k, _)), None, jnp.arange(3))
+        refs.while_loop(lambda k: k < n, lambda k: (step(k, None), k + 1)[1], 0)
+
+    [ref] = refs.explain(f, 2).refs
+    told = [what.split(" at ")[0] for line in ref.lines for what in line.inside]
+    assert told == ["fori_loop of 3 steps", "fori_loop", "scan of 3 steps", "while_loop"]
+
+
 def test_callbacks_and_what_is_kept_for_them(big):
     small = refs.new_ref(jnp.zeros(3), name="small")
 

@@ -19,13 +19,13 @@ from refs._derivatives.inputs import Inputs
 from refs._discharge.op_by_op import OpByOp
 from refs._handles import access
 from refs._handles.access import describe
+from refs._handles.making import make
 from refs._handles.predicates import is_ref
 from refs._inplace.in_place import in_place
 from refs._origin import Origin
 from refs._tracing.facts import can_fail, can_fail_itself
-from refs._tracing.trace import NewRef, PartlyKnown, advised, result_of, strip_refs
+from refs._tracing.trace import PartlyKnown, advised, new_origins, result_of, strip_refs
 from refs._transactions.calls import has_loops, run
-from refs._transactions.transaction import make
 from refs._types import Buffer, ClosedJaxpr, Primitive, RefLike, Value
 from refs.errors import RefStateError
 
@@ -217,8 +217,7 @@ class Direct(Differentiable):
             *out, (arrays, contents, state) = transformed(values)
             for ref, value in zip(self._written, state, strict=True):
                 access.set(ref, ..., value)
-            origins = {m.position: m.origin for m in self._markers if isinstance(m, NewRef)}
-            new = [_made(value, origins[k]) for k, value in enumerate(contents)]
+            new = [*map(_made, contents, new_origins(self._markers))]
             return *out, result_of(self._aux_tree, self._markers, arrays, [], new)
 
         return op_by_op(inside)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from refs import _jax
 from refs._origin import Origin, origin_of
-from refs._tracing.facts import inner_calls
-from refs._tracing.touch_analysis import Touch, own_touches
+from refs._tracing.touch_analysis import Touch
+from refs._tracing.touch_walk import steps
 from refs._types import Aval, ClosedJaxpr, Eqn
 
 _NO_LINE = "an unknown line"
@@ -63,7 +63,8 @@ class Accesses:
     """All accesses of a jaxpr.
 
     Attributes:
-      made: the origin and type of each ref that the jaxpr makes; their numbers follow the others.
+      made: the origin and type of each ref that the jaxpr makes, by its number, which follows those
+        of the others.
     """
 
     def __init__(
@@ -77,63 +78,33 @@ class Accesses:
         closed over: its number.
         """
         self.accesses: list[Access] = []
-        self.spans: list[Span] = []
         self.callbacks: list[Called] = []
-        self.made: list[tuple[Origin, Aval]] = []
-        self._number_of, self._n_refs, self._at = number_of, n_refs, 0
-        self._walk(closed, inputs, ())
+        self.made: dict[int, tuple[Origin, Aval]] = {}
+        self._n_refs, self._at = n_refs, 0
+        self._spans: dict[Any, Span] = {}  # by the equations around
+        for step in steps(closed, inputs, number_of, self._make):
+            self._note(*step)
+        self.spans = [*self._spans.values()]
 
-    def _walk(
-        self, closed: ClosedJaxpr, inputs: Sequence[int | None], inside: tuple[str, ...]
-    ) -> None:
-        jaxpr = closed.jaxpr
-        constants = [
-            self._number_of[id(c)] if isinstance(c, _jax.NativeRef) else None for c in closed.consts
-        ]
-        numbers: dict[Any, int | None] = dict(
-            zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *inputs), strict=True)
-        )
-        own: dict[int, dict[int, Touch]] = {}  # by equation: what it does to which refs
-        for eqn, v, kind in own_touches(jaxpr, closed.consts):
-            number = numbers.get(v)
-            if number is None:  # It is made here.
-                number = numbers[v] = self._make(v.aval)
-            found = own.setdefault(id(eqn), {})
-            found[number] = found.get(number, Touch.NONE) | kind
-        for eqn in jaxpr.eqns:
-            called = list(inner_calls(eqn))
-            if called:
-                self._walk_calls(eqn, called, numbers, inside)
-            else:
-                self._note(eqn, own.get(id(eqn), {}), inside)
+    def _make(self, aval: Aval, source: int | None) -> int:
+        made = (origin_of(aval), aval.inner_aval)
+        # An inner function has made it and returned it: it has that one's final value and origin.
+        if source is not None and self.made.get(source) == made:
+            return source
+        number = self._n_refs + len(self.made)
+        self.made[number] = made
+        return number
 
-    def _make(self, aval: Any) -> int:
-        self.made.append((origin_of(aval), aval.inner_aval))
-        return self._n_refs + len(self.made) - 1
-
-    def _walk_calls(
-        self,
-        eqn: Eqn,
-        called: Sequence[tuple[ClosedJaxpr, Sequence[Any]]],
-        numbers: dict[Any, int | None],
-        inside: tuple[str, ...],
-    ) -> None:
-        for k, (closed, operands) in enumerate(called):
-            given = [None if isinstance(v, _jax.Literal) else numbers.get(v) for v in operands]
-            what = _span_of(eqn, k)
-            first, place = self._at, len(self.spans)
-            self._walk(closed, given, (*inside, what) if what else inside)
-            if what and self._at > first:
-                self.spans.insert(place, Span(what, len(inside), first, self._at - 1))
-
-    def _note(self, eqn: Eqn, found: dict[int, Touch], inside: tuple[str, ...]) -> None:
+    def _note(self, eqn: Eqn, found: dict[int, Touch], around: tuple[tuple[Eqn, int], ...]) -> None:
+        is_callback = _jax.is_called_callback(eqn.primitive)
         line = _jax.user_line(eqn, _NO_LINE)
-        if _jax.is_called_callback(eqn.primitive):
-            self.callbacks.append(Called(eqn.primitive.name, line, inside, tuple(found), self._at))
         # What is made here and returned is read at the end, by no line.
         found = {k: kind for k, kind in found.items() if k < self._n_refs or line != _NO_LINE}
-        if not found and not _jax.is_called_callback(eqn.primitive):
+        if not found and not is_callback:
             return
+        inside = self._spans_of(around)
+        if is_callback:
+            self.callbacks.append(Called(eqn.primitive.name, line, inside, tuple(found), self._at))
         for number, kind in found.items():
             what = ", ".join(word for one, word in _WORDS.items() if one & kind)
             before = next((a for a in reversed(self.accesses) if a.ref == number), None)
@@ -143,15 +114,27 @@ class Accesses:
                 self.accesses.append(Access(number, what, line, inside, self._at))
         self._at += 1
 
+    def _spans_of(self, around: tuple[tuple[Eqn, int], ...]) -> tuple[str, ...]:
+        """The loops and branches around an access, which reach as far as that."""
+        inside: tuple[str, ...] = ()
+        for k, (eqn, n) in enumerate(around, 1):
+            if what := _span_of(eqn, n):
+                known = self._spans.get(around[:k])
+                first = known.first if known else self._at
+                self._spans[around[:k]] = Span(what, len(inside), first, self._at)
+                inside = (*inside, what)
+        return inside
+
 
 def _span_of(eqn: Eqn, k: int) -> str | None:
     """What a jaxpr in an equation is, if it is repeated, chosen or mapped."""
     line = _jax.user_line(eqn)
     if eqn.primitive is _jax.scan_p:
-        n = eqn.params["length"]
-        return f"scan of {n:,} step{'s' * (n != 1)} at {line}"
+        n, loop = eqn.params["length"], "fori_loop" if _jax.is_fori_loop(eqn) else "scan"
+        return f"{loop} of {n:,} step{'s' * (n != 1)} at {line}"
     if eqn.primitive is _jax.while_p:
-        return f"{'predicate of the ' if k == 0 else ''}while_loop at {line}"
+        loop = "fori_loop" if _jax.is_fori_loop(eqn) else "while_loop"
+        return f"{'predicate of the ' if k == 0 else ''}{loop} at {line}"
     if eqn.primitive is _jax.cond_p:
         return f"branch {k} of {len(eqn.params['branches'])} at {line}"
     if eqn.primitive is _jax.shard_map_p:

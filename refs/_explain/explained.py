@@ -64,7 +64,7 @@ def explained(
     ]
     names += [(origin_of(t), t.inner_aval, "closed over") for t in map(_jax.typeof, closed_over)]
     found = _accesses(traced.effectful_jaxpr, entry, numbers, len(arguments), len(names))
-    names += [(origin, aval, "made inside") for origin, aval in found.made]
+    names += [(origin, aval, "made inside") for origin, aval in found.made.values()]
     kept = _keeping(entry, numbers, module)
     described = [origin.describe() for origin, *_ in names]
     copied = () if entry.is_plain else entry.copied

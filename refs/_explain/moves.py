@@ -11,6 +11,7 @@ import numpy as np
 
 from refs import _jax
 from refs._explain.hlo import Module, Move
+from refs._handles.abstract import handle_or_abstract
 from refs._handles.predicates import is_ref
 from refs._origin import Origin, origin_of
 from refs._types import RefLike
@@ -85,19 +86,22 @@ def named_arguments(
     """The distinct refs among arguments; one without a name is named by its path, `state['w1']`.
 
     So is one of a tree without a name, whose own name, `['w1']`, is only its place in that tree.
+    The order is that of the leaves of `(args, kwargs)`, as in the program. Each `ShapeDtypeStruct`
+    that stands for a ref stands for another one.
     """
     try:
-        bound = inspect.signature(fun).bind(*args, **kwargs).arguments
+        positional = inspect.signature(fun).bind_partial(*args).arguments
     except (TypeError, ValueError):  # Some callables have no signature.
-        bound = {"args": args, **kwargs}
+        positional = {"args": args}
     found: dict[int, tuple[RefLike, Origin]] = {}
-    for name, arg in bound.items():
+    for name, arg in (*positional.items(), *sorted(kwargs.items())):
         for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
-            if is_ref(leaf):
-                origin = origin_of(_jax.typeof(leaf))
+            ref = handle_or_abstract(leaf)
+            if is_ref(ref):
+                origin = origin_of(_jax.typeof(ref))
                 own, place = origin.name or "", name + jax.tree_util.keystr(path)
                 named = place if own.startswith(("[", ".")) else own or place
-                found.setdefault(id(leaf), (leaf, Origin(named, origin.site)))
+                found.setdefault(id(ref), (ref, Origin(named, origin.site)))
     return [*found.values()]
 
 

@@ -176,6 +176,13 @@ def give_origin(ref: RefLike, origin: Origin) -> RefLike:
     return _jax.retype(ref, lambda aval: RefType.of(aval, origin))
 
 
+def make(value: Value, origin: Origin) -> RefLike:
+    """The ref, outside of the trace, that a traced function has made and returned."""
+    if _jax.at_top_level():
+        return adopt(jnp.copy(value), origin)
+    return give_origin(new_ref(value), origin)
+
+
 def adopt(value: jax.Array, origin: Origin) -> Ref:
     """A handle for the value of a ref made in a trace."""
     ref = Ref._of(_type_of_new(_jax.typeof(value), origin), _jax.commit(value))

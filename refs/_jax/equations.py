@@ -23,7 +23,7 @@ from refs._types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 __all__ = [
     "all_equations", "any_equation", "as_array", "as_closed", "at_its_own_lines", "before_python",
     "bind", "bind_eqn", "called_by", "captured", "eval_jaxpr", "forget_fast_path",
-    "has_side_effects", "is_called_callback", "is_zero_literal",
+    "has_side_effects", "is_called_callback", "is_fori_loop", "is_zero_literal",
     "jaxprs_in", "map_closed", "map_jaxprs", "meshes_in", "new_var", "one_vjp", "replace_jaxpr",
     "source_of", "split_params", "strong", "typed_like", "user_line", "vary_as", "with_equations",
 ]  # fmt: skip
@@ -132,6 +132,12 @@ def user_line(eqn: Eqn, otherwise: str = "an unknown line") -> str:
     """`file.py:12` of the user's code that made the equation."""
     frame = source_info_util.user_frame(eqn.source_info.traceback)
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else otherwise
+
+
+def is_fori_loop(loop: Eqn) -> bool:
+    """Whether a scan or while loop is what JAX makes of a `fori_loop`."""
+    traced_for = (closed.jaxpr.debug_info.traced_for for closed in jaxprs_in(loop.params))
+    return "fori_loop" in traced_for
 
 
 def captured(traced: Any) -> Sequence[Value]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from refs._explain.report import Explanation
-from refs._jit.jit import jit
+from refs._jit.jit import compiling
 
 
 def explain(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
@@ -20,8 +20,8 @@ def explain(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanatio
     as data and `to_html()` as one page, with a picture of the life of each ref.
 
     Args:
-      fun: a function over refs, or one that `refs.jit` has made.
-      *args: its arguments. Arrays may be `jax.ShapeDtypeStruct`s.
+      fun: a function over refs, or one that `refs.jit` has made; bound methods too.
+      *args: its arguments. Arrays may be `jax.ShapeDtypeStruct`s, and refs those with `is_ref`.
       **kwargs: the same.
 
     Returns:
@@ -45,5 +45,5 @@ def explain(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanatio
     >>> [(move.what, move.bytes, move.refs[0].split(" (")[0]) for move in report.moves]
     [('copy', 40000, 'ref `r`')]
     """
-    compiles: Any = fun if hasattr(fun, "explain") else jit(fun)
-    return compiles.explain(*args, **kwargs)
+    compiled, args = compiling("explain", fun, args)
+    return compiled.explain(*args, **kwargs)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import jax
 
 from refs import _jax
-from refs._handles.making import new_ref
+from refs._handles.making import make
 from refs._handles.predicates import is_ref
-from refs._tracing.trace import Call, flattened, ref_type, result_of
+from refs._tracing.trace import Call, flattened, new_origins, ref_type, result_of
 from refs._transactions.signature import Static, type_of
 from refs._transactions.transaction import is_lane
 from refs._types import PyTree, RefLike, Value
@@ -53,7 +53,7 @@ class Inner(NamedTuple):
     def __call__(self, refs: Sequence[RefLike], leaves: Sequence[Value]) -> PyTree:
         arrays, new = self.compiled([*refs], [*leaves])
         out_tree, markers = self.out
-        return result_of(out_tree, markers, arrays, refs, [new_ref(v) for v in new])
+        return result_of(out_tree, markers, arrays, refs, [*map(make, new, new_origins(markers))])
 
 
 def key_of(static: Static | None, call: Call) -> tuple[Any, ...]:

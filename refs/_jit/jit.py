@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Unpack, overload
 
@@ -107,3 +108,18 @@ def jit(
         return compiled(f, static, Choice.of(f, donate_argnums, donate_argnames), options)
 
     return wrap if fun is None else wrap(fun)
+
+
+def compiling(
+    stage: str, fun: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[Any, tuple[Any, ...]]:
+    """`fun`, compiled if it doesn't have this stage, `"lower"` for instance, and its arguments.
+
+    A bound method passes attributes of its function on as they are: those know of no instance. So
+    it is its function, and the instance the first argument.
+    """
+    if not hasattr(fun, stage):
+        return jit(fun), args
+    if isinstance(fun, types.MethodType):
+        return fun.__func__, (fun.__self__, *args)
+    return fun, args

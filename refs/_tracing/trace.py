@@ -260,6 +260,12 @@ def strip_refs(
     return arrays, markers, [value for _, value in new.values()]
 
 
+def new_origins(markers: Sequence[ArgumentRef | OuterRef | NewRef | None]) -> list[Origin]:
+    """The origins of the new refs among the results that `strip_refs` has marked."""
+    found = {x.position: x.origin for x in markers if isinstance(x, NewRef)}
+    return [found[k] for k in range(len(found))]
+
+
 def _made_here(ref: RefLike) -> bool:
     return _jax.trace_of(ref) is _jax.current_trace()
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from refs import _jax
-from refs._handles.making import new_ref
+from refs._handles.making import make
 from refs._handles.predicates import is_ref
-from refs._tracing.trace import Call, flatten_result, result_of, strip_refs
+from refs._tracing.trace import Call, flatten_result, new_origins, result_of, strip_refs
 from refs._transactions.signature import Static, shardings_of_arguments, shardings_of_result
 from refs._types import PyTree, Sharding, Value
 
@@ -42,7 +42,7 @@ def call_over_arrays(
     inner.__name__ = inner.__qualname__ = getattr(fun, "__name__", "function")
     arrays, new = wrap(inner)(call.leaves)
     out_tree, markers = out
-    return result_of(out_tree, markers, arrays, call.refs, [new_ref(v) for v in new])
+    return result_of(out_tree, markers, arrays, call.refs, [*map(make, new, new_origins(markers))])
 
 
 def call_inside(fun: Callable[..., Any], static: Static, call: Call, options: Options) -> PyTree:

@@ -26,7 +26,7 @@ from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.program import Program
 from refs._handles import access
-from refs._handles.making import adopt, new_ref
+from refs._handles.making import make
 from refs._origin import Origin, origin_of
 from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import Touch
@@ -35,6 +35,7 @@ from refs._tracing.trace import (
     Trace,
     lookups,
     neutral_like,
+    new_origins,
     other_names,
     ref_type,
     result_of,
@@ -307,8 +308,7 @@ class Transaction:
     @property
     def new_origins(self) -> list[Origin]:
         """The origins of the refs that the function makes and returns."""
-        found = {x.position: x.origin for x in self.traced.out_leaves if isinstance(x, NewRef)}
-        return [found[k] for k in range(self._n_new)]
+        return new_origins(self.traced.out_leaves)
 
 
 @contextmanager
@@ -327,13 +327,6 @@ def is_lane() -> bool:
 
 
 _is_lane: ContextVar[bool] = ContextVar("_is_lane", default=False)
-
-
-def make(value: Value, origin: Origin) -> RefLike:
-    """The ref, outside of the trace, that a traced function has made and returned."""
-    if _jax.at_top_level():
-        return adopt(jax.numpy.copy(value), origin)
-    return new_ref(value, name=origin.name)
 
 
 def links_of(arguments: Sequence[RefLike], outers: Sequence[RefLike]) -> tuple[int | None, ...]:

@@ -21,8 +21,9 @@ from refs._explain.moves import (
     named_arguments,
     updated_by,
 )
+from refs._handles.abstract import handle_or_abstract
 from refs._handles.predicates import is_ref
-from refs._jit.jit import jit
+from refs._jit.jit import compiling
 from refs._jit.stages import Lowered
 from refs.errors import RefTypeError, RefValueError
 
@@ -44,7 +45,7 @@ def assert_in_place(
     Args:
       fun: a function over refs, compiled or not; or a function of arrays under `jax.jit` that
         donates the arrays that it updates: then the donated arrays are checked.
-      *args: its arguments. Arrays may be `jax.ShapeDtypeStruct`s.
+      *args: its arguments. Arrays may be `jax.ShapeDtypeStruct`s, and refs those with `is_ref`.
       loops_only: whether to allow copies that are made once a call, of an initial value for
         instance.
       smaller_than: in bytes; copies of less are allowed. By default 16 KiB: below that a copy takes
@@ -81,10 +82,11 @@ def assert_in_place(
             f"assert_in_place of {_name(fun)} while JAX looks for NaNs or infinities: nothing is "
             "in place then. Turn `jax_debug_nans` and `jax_debug_infs` off"
         )
-    compiles = fun if hasattr(fun, "lower") else jit(fun)
-    lowered = compiles.lower(*args)  # type: ignore[union-attr]
+    compiled, given = compiling("lower", fun, args)
+    lowered = compiled.lower(*given)
     module = Module.parse(lowered.compile().as_text())
-    updated = _updated(fun, args, lowered, module)
+    arguments = [origin.describe() for _, origin in named_arguments(compiled, given, {})]
+    updated = _updated(fun, arguments, lowered, module)
     wrong = [
         f"{u.name} doesn't keep its memory: its new value has another layout, or is elsewhere"
         for u in updated
@@ -116,9 +118,8 @@ def assert_in_place(
 
 
 def _updated(
-    fun: Callable[..., Any], args: tuple[Any, ...], lowered: Any, module: Module
+    fun: Callable[..., Any], arguments: Sequence[str], lowered: Any, module: Module
 ) -> list[Updated]:
-    arguments = [origin.describe() for _, origin in named_arguments(fun, args, {})]
     updated = updated_by(lowered, module, arguments)
     if not updated:
         stage = lowered.of_jax if isinstance(lowered, Lowered) else lowered
@@ -146,6 +147,7 @@ def _lowered_by_hand(like: Any, args: tuple[Any, ...]) -> Module | None:
             f"assert_in_place with like={like!r}: a function of arrays, or what "
             "`jax.jit(f).lower(...)` returns, is needed"
         )
+    args = jax.tree.map(handle_or_abstract, args)
     values = jax.tree.map(_value_type, args)
     donated = [k for k, arg in enumerate(args) if any(map(is_ref, jax.tree.leaves(arg)))]
     compiles: Any = like if hasattr(like, "lower") else jax.jit(like, donate_argnums=donated)
