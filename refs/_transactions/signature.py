@@ -23,6 +23,14 @@ def type_of(array: Any) -> Aval:
     return array.aval if type(array) is _jax.ArrayImpl else _jax.shaped_abstractify(array)
 
 
+def are_arrays(leaves: Iterable[Any]) -> bool:
+    """Whether JAX takes all of these for arrays; its functions raise their own error if not."""
+    try:
+        return all(type_of(x) is not None for x in leaves)
+    except (TypeError, OverflowError):
+        return False
+
+
 def check_callable(doing: str, fun: Any) -> None:
     """Raises a RefTypeError if `fun` isn't callable, before it is called."""
     if not callable(fun):
