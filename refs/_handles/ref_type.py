@@ -59,6 +59,15 @@ class RefType(_jax.AbstractRef):
     def _setitem(self, tracer: RefLike, idx: Indexer, value: Value) -> None:
         access.set(tracer, as_tuple(idx), value)
 
+    def _len(self, ref: RefLike) -> int:
+        # Iteration asks for it, too.
+        if not self.shape:
+            raise RefTypeError(
+                f"iteration over a 0-d array, or len() of one: {self.origin.describe()} is a "
+                "scalar. Read it, `ref[...]`"
+            )
+        return self.shape[0]
+
     at = _jax.aval_property(ViewMaker)
     nbytes = _jax.aval_property(members.nbytes)
     name = _jax.aval_property(members.name)

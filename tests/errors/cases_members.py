@@ -175,3 +175,25 @@ def deleted_element(r, i):
 @raises(AttributeError, "`at` has no attribute 'sum': index it, `ref.at[...]`")
 def sum_without_an_index(r, i):
     r.at.sum()
+
+
+NO_ROWS = raises(
+    errors.RefTypeError,
+    "iteration over a 0-d array, or len() of one: ref `x` (created at FILE:N) is a scalar. Read "
+    "it, `ref[...]`",
+)
+
+
+@NO_ROWS
+def iteration_over_a_scalar(r, i):
+    [*refs.new_ref(1.0, name="x")]
+
+
+@NO_ROWS
+def iteration_over_a_traced_scalar(r, i):
+    refs.jit(list)(refs.new_ref(1.0, name="x"))
+
+
+@NO_ROWS
+def length_of_a_scalar(r, i):
+    len(refs.new_ref(1.0, name="x"))
