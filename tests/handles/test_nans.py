@@ -5,6 +5,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -60,9 +61,18 @@ def test_a_nan_in_another_ref_of_a_pack_is_not_blamed_on_one(name, jit):
     np.testing.assert_array_equal(broken, NAN)
 
 
+def looking(name, search):
+    """`search()` where a setting of JAX's is on for all, in a thread that has had no other one."""
+    jax.config.update(name, True)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(search).result()
+    finally:
+        jax.config.update(name, False)
+
+
 @pytest.mark.parametrize("name", ["jax_debug_nans", "jax_debug_infs"])
 def test_a_ref_that_is_shown_or_packed_leaves_the_search_on(name):
-    """JAX's own contexts turn it off for good in their thread, where it is on for all."""
     f, value = jax.jit(lambda x: jnp.divide(x, 0)), float(name == "jax_debug_infs")
     broken, r = refs.pack([np.float32([math.nan, math.inf]), jnp.ones(2)])
 
@@ -74,10 +84,43 @@ def test_a_ref_that_is_shown_or_packed_leaves_the_search_on(name):
             with pytest.raises(FloatingPointError):
                 f(value)
 
-    jax.config.update(name, True)
-    try:
-        with ThreadPoolExecutor(1) as threads:
-            threads.submit(search).result()
-    finally:
-        jax.config.update(name, False)
+    looking(name, search)
     assert not jnp.isfinite(f(value))
+
+
+def test_jaxs_own_context_turns_it_off():
+    """Where it doesn't any more, `not_looking_for_nans` can use it, and a page needn't warn."""
+    f = jax.jit(lambda x: jnp.divide(x, 0))
+
+    def search():
+        f(1.0)
+        with jax.debug_nans(False):
+            f(0.0)
+        return f(0.0)
+
+    assert jnp.isnan(looking("jax_debug_nans", search))
+
+
+def test_only_the_first_block_that_looks_compiles_again():
+    compiled = []
+    r = refs.new_ref(jnp.ones(3))
+    step = refs.jit(lambda x: refs.addupdate(r, ..., x))
+
+    def count(event, *_, **__):
+        compiled.extend([event] * ("backend_compile" in event))
+
+    def block(is_on):
+        compiled.clear()
+        with jax.debug_nans(is_on):
+            step(jnp.float32(1))
+            r[1] = 2
+        return len(compiled)
+
+    block(False)
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        found = [block(flag) for flag in (False, True, False, True)]
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    assert found[1] > 0
+    assert found == [0, found[1], 0, 0]
