@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dis
 import os
 import sys
@@ -10,12 +11,16 @@ from types import CodeType
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from refs._types import Aval
 
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
-_NOT_THE_USERS = _OURS, _JAX, contextlib.__file__
+_OURS, _JAX, _NUMPY = (
+    os.path.dirname(os.path.abspath(file)) + os.sep
+    for file in (__file__, jax.__file__, np.__file__)
+)
+# NumPy and `copy` call the methods that a ref has for them.
+_NOT_THE_USERS = _OURS, _JAX, _NUMPY, contextlib.__file__, copy.__file__
 
 
 class Site(NamedTuple):
@@ -52,7 +57,7 @@ def origin_of(aval: Aval) -> Origin:
 
 
 def user_site() -> Site | None:
-    """The line of the innermost frame that is neither this library's nor JAX's."""
+    """The line of the innermost frame that is the user's, not this library's or JAX's."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

@@ -20,6 +20,7 @@ from refs._handles.predicates import is_ref
 from refs._jit.jit import jit
 from refs._lanes.streams import Stream, started
 from refs._origin import origin_of
+from refs._transactions.signature import are_arrays
 from refs._types import DType, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
@@ -86,7 +87,8 @@ class StatefulPRNG:
           size: the shape; by default it is that of the limits.
           dtype: a float dtype.
         """
-        return _called(_uniform, self, _shape(size, low, high), dtype, *_unless_default(low, high))
+        limits = _unless_default(low, high)
+        return _called(_uniform, self, _shape(size, low, high), dtype, *limits, low=low, high=high)
 
     def normal(
         self, loc: Value = 0, scale: Value = 1, size: Size = None, *, dtype: DType = float
@@ -99,7 +101,8 @@ class StatefulPRNG:
           size: the shape; by default it is that of the means and deviations.
           dtype: a float dtype.
         """
-        return _called(_normal, self, _shape(size, loc, scale), dtype, *_unless_default(loc, scale))
+        given = _unless_default(loc, scale)
+        return _called(_normal, self, _shape(size, loc, scale), dtype, *given, loc=loc, scale=scale)
 
     def integers(
         self, low: Value, high: Value = None, size: Size = None, *, dtype: DType = int
@@ -112,8 +115,9 @@ class StatefulPRNG:
           size: the shape; by default it is that of the limits.
           dtype: an integer dtype.
         """
+        named = {"low": low, "high": high}
         low, high = (0, low) if high is None else (low, high)
-        return _called(_integers, self, _shape(size, low, high), dtype, low, high)
+        return _called(_integers, self, _shape(size, low, high), dtype, low, high, **named)
 
     def split(self, num: int | Sequence[int]) -> StatefulPRNG:
         """Generators for the lanes of `refs.vmap`, as one that is to be mapped over.
@@ -235,9 +239,27 @@ _COMPILED: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
-def _called(f: Callable[..., Any], *args: Any) -> Any:
-    """`f(*args)`; outside of traced functions that is one call of a compiled program."""
-    return _COMPILED[f](*args) if _jax.at_top_level() else f(*args)
+def _called(f: Callable[..., Any], *args: Any, **parameters: Value) -> Any:
+    """`f(*args)`; outside of traced functions that is one call of a compiled program.
+
+    Raises:
+      RefTypeError: if one of `parameters`, which are what the user wrote, is no array.
+    """
+    try:
+        return _COMPILED[f](*args) if _jax.at_top_level() else f(*args)
+    except TypeError:
+        for name, x in parameters.items():
+            doing = f"{f.__name__[1:]} of a generator: `{name}`"
+            for leaf in jax.tree.leaves(x):
+                if is_ref(leaf):
+                    raise RefTypeError(
+                        f"{doing} is {access.describe(leaf)}: give its value, `ref[...]`"
+                    ) from None
+                if not are_arrays([leaf]):
+                    raise RefTypeError(
+                        f"{doing} is of type {type(leaf).__name__}, no number and no array"
+                    ) from None
+        raise
 
 
 def _unless_default(a: Value, b: Value) -> tuple[Value, ...]:

@@ -355,3 +355,14 @@ def test_its_text_says_what_it_holds():
     assert repr(stateful_rng(3)) == (
         "StatefulPRNG(Ref([0, 3, 0], dtype=uint32), impl='threefry2x32')"
     )
+
+
+def test_a_refused_draw_raises_what_jaxs_does_and_counts_nothing():
+    rng, jaxs = stateful_rng(0), jax_random.stateful_rng(0)
+    wanted = []
+    for draw in (rng.normal, jaxs.normal):
+        with pytest.raises(TypeError, match="incompatible shapes") as told:
+            draw(np.ones(3), size=2)
+        wanted.append(str(told.value))
+    assert wanted[0] == wanted[1]
+    same(rng.normal(), stateful_rng(0).normal())

@@ -21,7 +21,14 @@ from refs import _jax
 from refs._buffers.devices import check_devices
 from refs._buffers.exchange import Busy, call_reading, exchange_one, patiently
 from refs._buffers.handles import buffer_of, is_ours, sharding_of, update_native
-from refs._buffers.parts import Shape, part_of, reading_part, updating_part, with_start
+from refs._buffers.parts import (
+    Shape,
+    part_of,
+    reading_part,
+    updating_apart,
+    updating_part,
+    with_start,
+)
 from refs._buffers.signals import deliver, without_interrupts
 from refs._indexing.index import Index
 from refs._types import Buffer, DType, Indexer, RefLike, Sharding, Value
@@ -143,6 +150,8 @@ def updater(
     run the kernel again. `part`: as for `reader`.
     """
     is_jitted, is_donated = not _jax.is_jit_disabled(), not _jax.looks_for_nans()
+    if part is not None and not is_donated:
+        return updating_apart(ref, updater(ref, method, skeleton))
     return _updater(method, skeleton, sharding_of(ref), ref.dtype, is_jitted, is_donated, part)
 
 

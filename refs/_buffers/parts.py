@@ -138,6 +138,22 @@ def updating_part(
     return update
 
 
+def updating_apart(ref: RefLike, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that updates an array, as one that takes it out of a buffer and puts it back.
+
+    The kernel's results are those of this ref alone, where JAX looks for NaNs in them.
+    """
+
+    def update(held: list[Buffer], operands: tuple[Value, Any], value: Value) -> Any:
+        def call(parts: list[Buffer], _: list[Buffer]) -> tuple[list[Buffer], Any]:
+            parts[:], old = kernel(parts, operands[1], value)
+            return parts, old
+
+        return on_parts([ref], [], [0], call)(held, [])
+
+    return update
+
+
 @functools.lru_cache(maxsize=4096)
 def taker(shape: Shape) -> Callable[..., Buffer]:
     """A function of a buffer and a start: the part there, as an array of its own."""
@@ -146,7 +162,10 @@ def taker(shape: Shape) -> Callable[..., Buffer]:
 
 def value_of(ref: RefLike, buffer: Buffer) -> Buffer:
     """What a ref whose cell holds `buffer` has: of a packed ref a copy, else the buffer itself."""
-    return buffer if part_of(ref) is None else taker(ref._shape)(buffer, start_of(ref))
+    if part_of(ref) is None:
+        return buffer
+    with _jax.not_looking_for_nans():  # A NaN that it has is found by what reads it.
+        return taker(ref._shape)(buffer, start_of(ref))
 
 
 def on_parts(
@@ -189,13 +208,13 @@ def _put_back(held: list[Buffer], k: int, ref: RefLike, value: Buffer) -> None:
     if part is None:
         held[k] = value
     else:
-        held[k : k + 1] = _putter(not _jax.looks_for_nans())(held[k : k + 1], part.at, value)
+        with _jax.not_looking_for_nans():  # Others of the pack may have some.
+            held[k : k + 1] = _putter()(held[k : k + 1], part.at, value)
 
 
 @functools.cache
-def _putter(is_donated: bool) -> Callable[..., list[Buffer]]:
+def _putter() -> Callable[..., list[Buffer]]:
     def put_part(held: list[Buffer], start: Value, part: Value) -> list[Buffer]:
         return [put(held[0], start, part)]
 
-    donated = 0 if is_donated else ()
-    return without_interrupts(jax.jit(put_part, donate_argnums=donated, keep_unused=True))
+    return without_interrupts(jax.jit(put_part, donate_argnums=0, keep_unused=True))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from refs import _jax
-from refs._derivatives.differentiable import Differentiable
+from refs._derivatives.differentiable import Check, Differentiable
 from refs._derivatives.direct import Direct, op_by_op
 from refs._derivatives.inputs import Inputs
 from refs._derivatives.traced import Traced
@@ -24,7 +24,7 @@ def differentiable(
     fun: Callable[..., Any],
     inputs: Inputs,
     has_aux: bool,
-    check: Callable[[Value], None] = lambda x: None,
+    check: Check = lambda k, x: None,
 ) -> Differentiable:
     """A call as a pure function. Outside of staging traces, Python code may inspect its values."""
     check_callable(doing, fun)
@@ -52,8 +52,8 @@ def derivative(
 
     @functools.wraps(fun)
     def derived(*args: Any, **kwargs: Any) -> PyTree:
-        def check(x: Value) -> None:
-            _check_variable(doing, x, holomorphic, allow_int)
+        def check(k: int, x: Value) -> None:
+            _check_variable(doing, inputs, k, x, holomorphic, allow_int)
 
         inputs = Inputs.of(doing, argnums, args, kwargs)
         return op_by_op(lambda: derive(differentiable(doing, fun, inputs, has_aux, check), inputs))
@@ -61,26 +61,29 @@ def derivative(
     return derived
 
 
-def _check_variable(doing: str, x: Value, holomorphic: bool, allow_int: bool) -> None:
-    """Refuses a variable that has no gradient of its own type, as JAX does."""
+def _check_variable(
+    doing: str, inputs: Inputs, k: int, x: Value, holomorphic: bool, allow_int: bool
+) -> None:
+    """Refuses the `k`-th variable if it has no gradient of its own type, as JAX does."""
     if _jax.is_of_hi_type(x):  # Such a type defines its tangents itself.
         return
     dtype = jnp.result_type(x)
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         raise RefTypeError(
-            f"{doing} with respect to a variable of dtype {dtype}: it has no derivative"
+            f"{doing} with respect to {inputs.describe(k)}, of dtype {dtype}: it has no derivative"
         )
     if holomorphic and not jnp.issubdtype(dtype, jnp.complexfloating):
         raise RefTypeError(
-            f"{doing} with holomorphic=True with respect to a variable of dtype {dtype}: it must "
-            "be complex"
+            f"{doing} with holomorphic=True with respect to {inputs.describe(k)}, of dtype "
+            f"{dtype}: it must be complex"
         )
     if jnp.issubdtype(dtype, jnp.inexact) or allow_int:
         return
-    way_out = "" if doing == "jacfwd" else ", or set allow_int=True"
+    has_flag = doing not in ("jacfwd", "hessian")
+    way_out = "close over it, or set allow_int=True" if has_flag else "or close over it"
     raise RefTypeError(
-        f"{doing} with respect to a variable of dtype {dtype}: it has no gradient of that type. "
-        f"Leave it out of `argnums`{way_out}"
+        f"{doing} with respect to {inputs.describe(k)}, of dtype {dtype}: it has no gradient of "
+        f"that type. Pass it as another argument, {way_out}"
     )
 
 

@@ -17,12 +17,14 @@ from refs._transactions.signature import flags
 from refs._types import PyTree, PyTreeDef, Value
 from refs.errors import RefEscapeError, RefTypeError
 
+Check = Callable[[int, Value], None]
+
 
 class Differentiable(ABC):
     """A call as a pure function of its variables. Subclasses: `Direct` and `Traced`.
 
     The `values` are the array variables, then the contents of the ref variables at entry.
-    `check(value)` is called for each of them when it is known, and may refuse it.
+    `check(k, value)` is called for each of them when it is known, and may refuse it.
 
     Attributes:
       out_tree: the structure of the function's output without auxiliary data. It is set once the
@@ -33,7 +35,7 @@ class Differentiable(ABC):
     out_tree: PyTreeDef
     has_backward_effects: bool
 
-    def __init__(self, doing: str, inputs: Inputs, has_aux: bool, check: Callable[[Value], None]):
+    def __init__(self, doing: str, inputs: Inputs, has_aux: bool, check: Check):
         self.doing, self.inputs, self.has_aux, self.check = doing, inputs, has_aux, check
 
     @abstractmethod

@@ -14,7 +14,7 @@ from refs import _jax
 from refs._buffers.handles import buffer_of, is_ours
 from refs._buffers.several import holding, replace
 from refs._callbacks.failure import failures_told
-from refs._derivatives.differentiable import Differentiable, as_variable, returning_pair
+from refs._derivatives.differentiable import Check, Differentiable, as_variable, returning_pair
 from refs._derivatives.inputs import Inputs
 from refs._discharge.op_by_op import OpByOp
 from refs._handles import access
@@ -167,7 +167,7 @@ class Direct(Differentiable):
         fun: Callable[..., Any],
         inputs: Inputs,
         has_aux: bool,
-        check: Callable[[Value], None],
+        check: Check,
     ):
         super().__init__(doing, inputs, has_aux, check)
         self._fun = returning_pair(doing, fun) if has_aux else fun
@@ -212,8 +212,8 @@ class Direct(Differentiable):
             self._outside = _jax.current_trace()
             arrays, refs = self.inputs.arrays, self.inputs.refs
             values = [*map(as_variable, arrays), *map(access.get, refs)]
-            for x in values:
-                self.check(x)
+            for k, x in enumerate(values):
+                self.check(k, x)
             *out, (arrays, contents, state) = transformed(values)
             for ref, value in zip(self._written, state, strict=True):
                 access.set(ref, ..., value)

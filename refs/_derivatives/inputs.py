@@ -21,7 +21,7 @@ from refs._handles.predicates import is_ref, is_view
 from refs._handles.view import RefView
 from refs._indexing.index import Index
 from refs._tracing.trace import one_name, unique
-from refs._transactions.signature import check_arrays, dtype_of
+from refs._transactions.signature import check_arrays, dtype_of, path_of
 from refs._types import Aval, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
@@ -48,6 +48,7 @@ class Inputs(NamedTuple):
       arrays: the array variables.
       tree: the structure of the variables, with views as leaves.
       variables: for each leaf of `tree`, its place among the values.
+      path: gives the path of an array variable in the arguments, by its position.
     """
 
     rebuild: Callable[[Sequence[RefLike], Sequence[Value]], tuple[tuple[Any, ...], dict[str, Any]]]
@@ -55,6 +56,7 @@ class Inputs(NamedTuple):
     arrays: list[Value]
     tree: PyTreeDef
     variables: tuple[Variable, ...]
+    path: Callable[[int], str]
 
     @staticmethod
     def of(
@@ -104,7 +106,20 @@ class Inputs(NamedTuple):
             return jax.tree.unflatten(whole, [replaced(i, x) for i, x in enumerate(flat)])
 
         variables = tuple(variable(i) for i in places)
-        return Inputs(rebuild, refs, [flat[i] for i in arrays], tree, variables)
+        found = [*arrays]
+        return Inputs(
+            rebuild,
+            refs,
+            [flat[i] for i in found],
+            tree,
+            variables,
+            lambda k: path_of(whole, found[k], names=(name, "kwargs")),
+        )
+
+    def describe(self, k: int) -> str:
+        """The `k`-th value, for messages."""
+        n = len(self.arrays)
+        return f"`{self.path(k)}`" if k < n else describe(self.refs[k - n])
 
     def flatten(self, doing: str, given: PyTree) -> list[Value | RefLike]:
         """A leaf for each variable, after a check of the structure; see `gather` for the values."""

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from refs._derivatives.differentiable import Differentiable, as_variable, returning_pair
+from refs._derivatives.differentiable import Check, Differentiable, as_variable, returning_pair
 from refs._derivatives.inputs import Inputs
 from refs._handles.access import describe
 from refs._origin import UNKNOWN
@@ -32,7 +32,7 @@ class Traced(Differentiable):
         fun: Callable[..., Any],
         inputs: Inputs,
         has_aux: bool,
-        check: Callable[[Value], None],
+        check: Check,
     ):
         super().__init__(doing, inputs, has_aux, check)
         if has_aux:
@@ -95,8 +95,8 @@ class Traced(Differentiable):
     def run(self, transformed: Callable[[list[Value]], tuple[Any, ...]]) -> tuple[Any, ...]:
         def body(state: list[Value], constants: list[Value]) -> Any:
             self._state, self._constants = state, constants
-            for x in self.values:
-                self.check(x)
+            for k, x in enumerate(self.values):
+                self.check(k, x)
             *out, rest = transformed(self.values)
             return rest[1], (out, rest)
 

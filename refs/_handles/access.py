@@ -26,6 +26,7 @@ from refs._handles.binding import (
 from refs._indexing.index import Index
 from refs._indexing.syntax import Span
 from refs._indexing.values import fit, is_enabled
+from refs._origin import origin_of
 from refs._types import Aval, DType, Indexer, RefLike, Sharding, Value
 from refs.errors import RefError, RefEscapeError, RefStateError, RefTypeError
 
@@ -75,7 +76,8 @@ class blamed:
         if isinstance(error, RefError) and not getattr(error, "_is_blamed", False):
             # In no variable: an error and a frame that hold each other would keep the ref alive.
             raise blamed_error(error, f"{self.doing} of {describe(self.ref)}: {error}") from None
-        tell_of_nan(error, self.ref)
+        if error is not None:
+            tell_of_nan(error, origin_of(_jax.typeof(self.ref)))
 
 
 def get(ref: RefLike, idx: Indexer = None) -> jax.Array:

@@ -14,7 +14,7 @@ from refs import _jax
 from refs._indexing.index import Index
 from refs._indexing.sharded import sharded_as_part
 from refs._indexing.syntax import Span
-from refs._origin import is_raised_by_jax, origin_of, user_site
+from refs._origin import Origin, is_raised_by_jax, origin_of, user_site
 from refs._types import Primitive, RefLike, Value
 from refs.errors import RefError, RefValueError
 
@@ -65,18 +65,31 @@ def bind_whole(primitive: Primitive, ref: RefLike, *value: Value) -> Value:
     return _bind(primitive, ref, Index.parse(..., ref.shape), *value)
 
 
-def tell_of_nan(error: BaseException | None, ref: RefLike) -> None:
-    """Raises the error about a NaN in an access, where JAX's names an operation inside of that."""
+def tell_of_nan(error: BaseException | None, origin: Origin) -> None:
+    """Raises the error about a NaN in a ref, where JAX's names an operation inside of its use."""
     is_jaxs = isinstance(error, FloatingPointError) and _jax.looks_for_nans()
     if not is_jaxs or getattr(error, "_is_told", False):
         return
     told = FloatingPointError(
-        f"{describe(ref)}, used at {user_site()}: a NaN or an infinity is written or read there, "
-        "and JAX looks for them (`jax_debug_nans`, `jax_debug_infs`). JAX itself names a part of "
-        f"the operation: {error}"
+        f"{origin.describe()}, used at {user_site()}: a NaN or an infinity is written or read "
+        "there, and JAX looks for them (`jax_debug_nans`, `jax_debug_infs`). JAX itself names a "
+        f"part of the operation: {error}"
     )
     told._is_told = True  # type: ignore[attr-defined]
     raise told from error
+
+
+class told_of_nan:
+    """Tells JAX's errors about NaNs as what happens to a ref of this origin."""
+
+    def __init__(self, origin: Origin):
+        self.origin = origin
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        tell_of_nan(error, self.origin)
 
 
 class sharded:
@@ -94,7 +107,7 @@ class sharded:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None or isinstance(error, RefError):
             return
-        tell_of_nan(error, self.ref)
+        tell_of_nan(error, origin_of(_jax.typeof(self.ref)))
         is_about_a_part = _jax.what_is_said(error) == "sharding" and not self.index.is_whole
         if not is_about_a_part or not _jax.is_on_explicit_mesh(self.ref):
             return

@@ -11,6 +11,7 @@ import numpy as np
 
 from refs import _jax
 from refs._handles import access
+from refs._handles.binding import told_of_nan
 from refs._handles.ref import Ref
 from refs._handles.ref_type import RefType
 from refs._origin import Origin, user_site
@@ -65,7 +66,8 @@ def new_ref(
         )
     origin = Origin(name, user_site())
     is_placed = isinstance(init_val, _jax.ArrayImpl) and init_val.committed
-    init_val = as_array(init_val)
+    with told_of_nan(origin):
+        init_val = as_array(init_val)
     if isinstance(init_val, jax.Array) and memory_space is None:
         memory_space = _jax.memory_space(init_val)
     pinned = {"pin": True} if pin else {}
@@ -88,7 +90,8 @@ def new_ref(
         init_val, copy = _jax.copy_of(init_val), False
     if copy or not isinstance(init_val, jax.Array):
         # JAX's own allocation does what each version needs of a ref's buffer: committed, not weak.
-        native = _jax.new_ref(init_val, memory_space=memory_space, kind=kind)
+        with told_of_nan(origin):
+            native = _jax.new_ref(init_val, memory_space=memory_space, kind=kind)
         aval, buf = native._aval, _jax.native_buffer(native)
     else:
         aval, buf = (

@@ -71,14 +71,20 @@ def name(ref: RefLike) -> str | None:
     return origin_of(_jax.typeof(ref)).name
 
 
-def iterate(ref: RefLike) -> Iterator[jax.Array]:
-    """`for row in ref`: each row is read when its turn comes."""
+def length(ref: RefLike) -> int:
+    """`len(ref)`: the number of its rows."""
     if not ref.shape:
         described, word = _told(ref)
         raise RefTypeError(
-            f"iteration over {described}, which is a scalar: read its value, `{word}[...]`"
+            f"iteration over a 0-d array, or len() of one: {described} is a scalar. Read it, "
+            f"`{word}[...]`"
         )
-    return (ref[i] for i in range(ref.shape[0]))
+    return ref.shape[0]
+
+
+def iterate(ref: RefLike) -> Iterator[jax.Array]:
+    """`for row in ref`: each row is read when its turn comes."""
+    return (ref[i] for i in range(length(ref)))
 
 
 def rounded(ref: RefLike, ndigits: int | None = None) -> jax.Array:

@@ -13,6 +13,7 @@ import numpy as np
 from refs import _jax
 from refs._buffers.parts import Pack, Part, Place, layout_of
 from refs._handles import access
+from refs._handles.binding import told_of_nan
 from refs._handles.making import as_array, new_ref, strong_type
 from refs._handles.predicates import is_ref
 from refs._handles.ref import Ref
@@ -73,7 +74,8 @@ def pack(tree: PyTree, *, larger_than: int = LARGEST, name: str | None = None) -
             )
         origins.append(Origin((name or "") + jax.tree_util.keystr(path) or None, site))
         try:
-            leaves.append(jnp.asarray(as_array(leaf)))
+            with told_of_nan(origins[-1]):
+                leaves.append(jnp.asarray(as_array(leaf)))
         except (RefTypeError, TypeError):
             place = origins[-1].name or "its root"
             raise RefTypeError(
@@ -134,8 +136,8 @@ def _packed(
 
 
 def _base(value: np.ndarray, sharding: Any, n: int, site: Any) -> Ref:
-    with jax.enable_x64(True):
+    origin = Origin(f"pack of {n} refs of dtype {value.dtype}", site)
+    with jax.enable_x64(True), told_of_nan(origin):
         array = jnp.asarray(value) if sharding is None else jax.device_put(value, sharding)
         base = new_ref(array)
-    origin = Origin(f"pack of {n} refs of dtype {value.dtype}", site)
     return Ref._of(strong_type(base._aval, origin), base._buffer())

@@ -226,13 +226,13 @@ class Ref(_Fields):
             where = f"sharding={self.sharding}"
             return f"Ref(shape={self.shape}, dtype={self.dtype}, {where}{name})"
         try:
-            with _jax.debug_nans(False), _jax.debug_infs(False):  # shown where one is looked for
+            with _jax.not_looking_for_nans():  # They are shown where JAX looks for them.
                 value = np.array(self[...])
+                with jax.enable_x64(True):
+                    text = repr(jnp.asarray(value))
         except RefStateError:
             state = "lost" if self._cell else "being updated"
             return f"Ref(<{state}>, shape={self.shape}, dtype={self.dtype}{name})"
-        with jax.enable_x64(True), _jax.debug_nans(False), _jax.debug_infs(False):
-            text = repr(jnp.asarray(value))
         lines = text.removeprefix("Array").replace("\n  ", "\n")
         return f"Ref{lines[:-1]}{name})"
 

@@ -59,6 +59,9 @@ class RefType(_jax.AbstractRef):
     def _setitem(self, tracer: RefLike, idx: Indexer, value: Value) -> None:
         access.set(tracer, as_tuple(idx), value)
 
+    def _len(self, ref: RefLike) -> int:
+        return members.length(ref)
+
     at = _jax.aval_property(ViewMaker)
     nbytes = _jax.aval_property(members.nbytes)
     name = _jax.aval_property(members.name)

@@ -19,7 +19,7 @@ from refs._indexing.sharded import over_mesh_of
 from refs._indexing.syntax import BRACKETS, Bounds, as_tuple
 from refs._indexing.values import filling, fit
 from refs._types import DType, Indexer, RefLike, Sharding, Value
-from refs.errors import RefTypeError, RefValueError
+from refs.errors import RefValueError
 
 
 class How(TypedDict, total=False):
@@ -241,11 +241,7 @@ class RefView:
         """Replaces each element `x` by `fn(x)`; like a NumPy ufunc, `fn` works elementwise."""
         self._update("apply", fn, how)
 
-    def __len__(self) -> int:
-        if not self.shape:
-            described = access.describe(self._ref)
-            raise RefTypeError(f"len() of a part of {described}, which is a scalar: it has no rows")
-        return self.shape[0]
+    __len__ = members.length
 
     def __getitem__(self, idx: Indexer) -> jax.Array:
         return self.at[idx].get()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax._src import config, core, linear_util, source_info_util
+from jax._src import api, config, core, linear_util, source_info_util
 from jax._src.interpreters import ad, partial_eval
 
 from refs._jax.equations import as_closed, new_var, with_equations
@@ -15,8 +15,8 @@ from refs._types import Aval, ClosedJaxpr, Primitive, Value
 
 __all__ = [
     "Trace", "as_jaxpr", "call_wrapped", "is_differentiating", "is_staging", "lane_axes",
-    "looks_for_nans", "register_tracer", "rewrap", "runs_compiled", "set_current_trace",
-    "settle_result_tree", "trace_functions",
+    "looks_for_nans", "not_looking_for_nans", "register_tracer", "rewrap", "runs_compiled",
+    "set_current_trace", "settle_result_tree", "trace_functions",
 ]  # fmt: skip
 
 Trace = core.Trace
@@ -57,6 +57,25 @@ def is_differentiating() -> bool:
 def looks_for_nans() -> bool:
     """Whether JAX is configured to rerun a program op by op if it gives a NaN or an infinity."""
     return config.debug_nans.value or config.debug_infs.value
+
+
+@contextmanager
+def not_looking_for_nans() -> Iterator[None]:
+    """A context in which programs may give NaNs and infinities.
+
+    JAX's own contexts, `jax.debug_nans(False)`, leave a thread without the check where
+    `jax.config.update` has turned it on for all: they set the hook, too, and don't restore it.
+    """
+    if not looks_for_nans():
+        yield
+        return
+    settings = (config.debug_nans, False), (config.debug_infs, False), (api._post_hook_state, None)
+    before = [(state, state.swap_local(value)) for state, value in settings]
+    try:
+        yield
+    finally:
+        for state, value in before:
+            state.set_local(value)
 
 
 def runs_compiled() -> bool:

@@ -154,6 +154,7 @@ def touches_of(eqn: Eqn) -> Iterator[tuple[Atom, Touch]]:
     """
     known = facts_of(eqn.primitive).touch
     effects = [e for e in eqn.effects if isinstance(e, _jax.RefEffect)]
+    v: Atom
     for v in filter(_is_ref_var, eqn.invars):
         if known == Touch.ACCUMULATE and v.aval.dtype == bool:
             yield v, Touch.MAX  # what `|=` of flags is, and `+=`

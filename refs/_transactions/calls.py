@@ -20,7 +20,7 @@ from refs._inplace.in_place import in_place
 from refs._tracing.facts import can_fail
 from refs._tracing.trace import PartlyKnown, ref_type
 from refs._tracing.weak_memo import WeakMemo
-from refs._transactions.signature import type_of
+from refs._transactions.signature import are_arrays, type_of
 from refs._transactions.transaction import Transaction, links_of
 from refs._types import ClosedJaxpr, Jaxpr, Primitive, RefLike, Value
 
@@ -40,7 +40,8 @@ def in_transaction(
     on.
     """
     trace, is_outside = _jax.current_trace(), _jax.at_top_level()
-    if not (is_outside or isinstance(trace, OpByOp)):
+    # The function of JAX's that `fun` calls raises its own error about what is no array.
+    if not (is_outside or isinstance(trace, OpByOp)) or not are_arrays(arrays):
         return fun(refs, arrays)
     traced_call = _traced_call(fun, refs, arrays, functions, static) if functions else None
     if traced_call is not None and not any(k is not None for k in traced_call.links(refs)):
@@ -134,7 +135,7 @@ def _traced_call(
         key = (static, _jax.trace_context(), *map(ref_type, refs), *map(type_of, arrays))
         if key in found:
             return found[key]
-    except (TypeError, OverflowError):  # no hash, no weak reference, no array
+    except TypeError:  # no hash, no weak reference
         return None
     traced_call = _TracedCall(fun, refs, arrays, comes_again=True)
     if traced_call.is_lasting:

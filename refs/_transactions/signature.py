@@ -23,10 +23,36 @@ def type_of(array: Any) -> Aval:
     return array.aval if type(array) is _jax.ArrayImpl else _jax.shaped_abstractify(array)
 
 
+def are_arrays(leaves: Iterable[Any]) -> bool:
+    """Whether JAX takes all of these for arrays; its functions raise their own error if not."""
+    try:
+        return all(type_of(x) is not None for x in leaves)
+    except (TypeError, OverflowError):
+        return False
+
+
 def check_callable(doing: str, fun: Any) -> None:
     """Raises a RefTypeError if `fun` isn't callable, before it is called."""
     if not callable(fun):
         raise RefTypeError(f"Expected a callable value, got {fun!r:.100}, for {doing}")
+
+
+Restore = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+_NAMES = "args", "kwargs"
+
+
+def _as_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args, kwargs
+
+
+def path_of(
+    tree: PyTreeDef, k: int, restore: Restore = _as_given, names: tuple[str, str] = _NAMES
+) -> str:
+    """The path of the `k`-th leaf of `(args, kwargs)`; parameters as those of `check_arrays`."""
+    places = [object() for _ in range(tree.num_leaves)]
+    given = restore(*tree.unflatten(places))
+    [path] = [p for p, x in jax.tree.leaves_with_path(given) if x is places[k]]
+    return names[path[0].idx] + jax.tree_util.keystr(path[1:])
 
 
 def check_arrays(
@@ -34,8 +60,8 @@ def check_arrays(
     tree: PyTreeDef,
     flat: Sequence[Any],
     chosen: Iterable[int],
-    restore: Callable[[tuple[Any, ...], dict[str, Any]], Any] = lambda args, kwargs: (args, kwargs),
-    names: tuple[str, str] = ("args", "kwargs"),
+    restore: Restore = _as_given,
+    names: tuple[str, str] = _NAMES,
     ways: str = "make it a static field",
 ) -> None:
     """Raises the error about a leaf that is no array and no ref; its path tells it from others.
@@ -54,10 +80,7 @@ def check_arrays(
         try:
             type_of(flat[k])
         except TypeError:
-            places = [object() for _ in flat]
-            given = restore(*tree.unflatten(places))
-            [path] = [p for p, x in jax.tree.leaves_with_path(given) if x is places[k]]
-            where = names[path[0].idx] + jax.tree_util.keystr(path[1:])
+            where = path_of(tree, k, restore, names)
             raise RefTypeError(
                 f"{doing}: `{where}` is of type {type(flat[k]).__name__}, no array and no ref: "
                 f"close over it, {ways}, or pass the tree without it"

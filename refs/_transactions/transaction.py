@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -223,7 +223,7 @@ class Transaction:
         values: list[Value] = []
         for slot, ref in zip(slots, self.refs(slots, arguments), strict=True):
             method = self._method(slot)
-            with self._lines.of_read(slot) if _jax.is_staging() else nullcontext():
+            with self._at(Lines.of_read, slot):
                 values.append(neutral_like(ref, method) if method else access.get(ref))
         return values
 
@@ -234,7 +234,7 @@ class Transaction:
         refs = self.refs(slots, arguments)
         for slot, ref, value in zip(slots, refs, state, strict=True):
             method = self._method(slot)
-            with self._lines.of_write(slot) if _jax.is_staging() else nullcontext():
+            with self._at(Lines.of_write, slot):
                 if method:
                     access.accumulate(ref, ..., method, value)
                 else:
@@ -289,6 +289,12 @@ class Transaction:
     def refs(self, slots: Sequence[Slot], arguments: Sequence[RefLike]) -> list[RefLike]:
         """The refs that slots stand for in a call."""
         return [s.ref(arguments, self.program.refs) for s in slots]
+
+    def _at(
+        self, line: Callable[[Lines, Slot], AbstractContextManager[None]], slot: Slot
+    ) -> AbstractContextManager[None]:
+        """A context with a line of a slot. Only operations that are recorded have lines."""
+        return line(self._lines, slot) if _jax.is_staging() else nullcontext()
 
     @functools.cached_property
     def _lines(self) -> Lines:

@@ -14,7 +14,6 @@ from refs._derivatives.differentiable import Differentiable
 from refs._derivatives.direct import backward
 from refs._derivatives.inputs import Inputs
 from refs._indexing.sharded import sharded_in_rows
-from refs._transactions.signature import check_callable
 from refs._transforms.vmap import vmap
 from refs._types import PyTree, Value
 
@@ -54,12 +53,7 @@ def jacfwd(
            [0., 4.]], dtype=float32)
     """
 
-    def derive(f: Differentiable, inputs: Inputs) -> PyTree:
-        columns, aux = f.run(jax.jacfwd(f, has_aux=True, holomorphic=holomorphic))
-        result = f.outputs([inputs.unflatten(column) for column in columns])
-        return (result, aux) if has_aux else result
-
-    return derivative("jacfwd", fun, argnums, has_aux, holomorphic, False, derive)
+    return _by_columns("jacfwd", fun, argnums, has_aux, holomorphic)
 
 
 def jacrev(
@@ -80,12 +74,7 @@ def jacrev(
            [0., 4.]], dtype=float32)
     """
 
-    def derive(f: Differentiable, inputs: Inputs) -> PyTree:
-        rows, aux = _row_by_row(f, holomorphic)
-        result = f.outputs([inputs.unflatten(row) for row in rows])
-        return (result, aux) if has_aux else result
-
-    return derivative("jacrev", fun, argnums, has_aux, holomorphic, allow_int, derive)
+    return _by_rows("jacrev", fun, argnums, has_aux, holomorphic, allow_int)
 
 
 def hessian(
@@ -107,9 +96,43 @@ def hessian(
     >>> refs.hessian(f)(2.0), n[...]
     (Array(12., dtype=float32, weak_type=True), Array(1, dtype=int32))
     """
-    check_callable("hessian", fun)
-    inner = jacrev(fun, argnums, has_aux, holomorphic)
-    return jacfwd(inner, argnums, has_aux, holomorphic)
+    inner = _by_rows("hessian", fun, argnums, has_aux, holomorphic)
+    return _by_columns("hessian", inner, argnums, has_aux, holomorphic)
+
+
+def _by_columns(
+    doing: str,
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    holomorphic: bool,
+) -> Callable[..., Any]:
+    """`jacfwd` of `fun`; `doing` is the transformation's name in messages."""
+
+    def derive(f: Differentiable, inputs: Inputs) -> PyTree:
+        columns, aux = f.run(jax.jacfwd(f, has_aux=True, holomorphic=holomorphic))
+        result = f.outputs([inputs.unflatten(column) for column in columns])
+        return (result, aux) if has_aux else result
+
+    return derivative(doing, fun, argnums, has_aux, holomorphic, False, derive)
+
+
+def _by_rows(
+    doing: str,
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    holomorphic: bool,
+    allow_int: bool = False,
+) -> Callable[..., Any]:
+    """`jacrev` of `fun`, likewise."""
+
+    def derive(f: Differentiable, inputs: Inputs) -> PyTree:
+        rows, aux = _row_by_row(f, holomorphic)
+        result = f.outputs([inputs.unflatten(row) for row in rows])
+        return (result, aux) if has_aux else result
+
+    return derivative(doing, fun, argnums, has_aux, holomorphic, allow_int, derive)
 
 
 def _row_by_row(f: Differentiable, holomorphic: bool) -> tuple[list[list[Value]], PyTree]:
@@ -118,7 +141,7 @@ def _row_by_row(f: Differentiable, holomorphic: bool) -> tuple[list[list[Value]]
     def pulled(values: list[Value]) -> tuple[Any, ...]:
         [*out], pullback, rest = jax.vjp(f, values, has_aux=True)
         for x in out:
-            check_output("jacrev", x, holomorphic)
+            check_output(f.doing, x, holomorphic)
         return values, out, pullback, rest
 
     values, out, pullback, aux = f.run(pulled)

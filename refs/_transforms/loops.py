@@ -21,7 +21,7 @@ from refs._handles.access import describe
 from refs._handles.predicates import is_ref, is_view
 from refs._tracing.trace import Call
 from refs._transactions.calls import in_transaction
-from refs._transactions.signature import check_callable
+from refs._transactions.signature import check_arrays, check_callable
 from refs._transforms.vmap import vmap
 from refs._types import PyTree, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
@@ -75,6 +75,9 @@ def scan(
     _check_rows("scan", xs)
     call = Call.of((xs,), {})
     start = Call.of((init,), {})
+    if call.refs:  # Otherwise JAX's own error is told.
+        flat, tree = jax.tree.flatten((init, xs))
+        check_arrays("scan", tree, flat, range(len(flat)), names=("init", "xs"))
 
     def inside(refs: Sequence[RefLike], arrays: list[list[Value]]) -> PyTree:
         init_leaves, leaves = arrays
@@ -203,7 +206,7 @@ def cond(
     operands = _operands(operands, operand)
     check_callable("cond", true_fun)
     check_callable("cond", false_fun)
-    return _branch(_choose_by_truth, pred, [true_fun, false_fun], operands)
+    return _branch("cond", _choose_by_truth, pred, [true_fun, false_fun], operands)
 
 
 def _choose_by_truth(pred: Value, branches: Sequence[Callable[..., Any]], operand: PyTree) -> Any:
@@ -236,7 +239,7 @@ def switch(
     branches = list(branches)
     for branch in branches:
         check_callable("switch", branch)
-    return _branch(lax.switch, index, branches, _operands(operands, operand))
+    return _branch("switch", lax.switch, index, branches, _operands(operands, operand))
 
 
 def map(f: Callable[[Any], Any], xs: PyTree, *, batch_size: int | None = None) -> Any:
@@ -263,7 +266,7 @@ def map(f: Callable[[Any], Any], xs: PyTree, *, batch_size: int | None = None) -
         return scan(lambda _, x: (None, f(x)), None, xs)[1]
     _check_no_refs("map with batch_size", "xs", xs)
     _check_rows("map", xs)
-    n = len(leaves[0])
+    n = leaves[0].shape[0]
     whole = n - n % batch_size if batch_size else 0  # the number of rows in full batches
 
     def batched(xs: PyTree) -> Any:
@@ -291,6 +294,7 @@ def _operands(operands: tuple[PyTree, ...], operand: PyTree) -> tuple[PyTree, ..
 
 
 def _branch(
+    doing: str,
     choose: Callable[[Value, Sequence[Callable[..., Any]], PyTree], Any],
     index: Value,
     branches: Sequence[Callable[..., Any]],
@@ -298,6 +302,8 @@ def _branch(
 ) -> Any:
     """`choose(index, branches, operand)` as a transaction, with refs among the operands."""
     call = Call.of(operands, {})
+    if call.refs:  # Otherwise JAX's own error is told.
+        check_arrays(doing, call.tree, call.flat, range(len(call.flat)), names=("operands", ""))
 
     def inside(refs: Sequence[RefLike], arrays: list[Any]) -> Any:
         index, leaves = arrays

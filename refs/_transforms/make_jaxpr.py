@@ -8,6 +8,7 @@ from typing import Any, ParamSpec
 import jax
 
 from refs._tracing.trace import Call, ref_type, result_of, trace
+from refs._transactions.signature import Choice, are_arrays, check_call
 from refs._types import RefLike, Value
 
 P = ParamSpec("P")
@@ -49,15 +50,15 @@ def make_jaxpr(
     nums = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
     def made(*args: Any, **kwargs: Any) -> Any:
-        n = len(args)
-        static = {k % n: args[k] for k in nums if -n <= k < n}
-        rest = tuple(a for k, a in enumerate(args) if k not in static)
+        static, rest, kwargs = Choice(nums, frozenset()).split(args, kwargs)
         call = Call.of(rest, kwargs, runs=False)
+        if call.refs:
+            check_call("make_jaxpr", static, call)
+        elif not are_arrays(call.leaves):
+            return jax.make_jaxpr(fun, nums)(*args, **kwargs)  # It raises its own error.
 
         def rebuild(refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
-            given, kwargs = call.rebuild(refs, leaves)
-            others = iter(given)
-            return [static[k] if k in static else next(others) for k in range(n)], kwargs
+            return static.restore(*call.rebuild(refs, leaves))
 
         types = [ref_type(r) for r in call.refs]
         jaxpr, out_tree, markers = trace(fun, types, call.leaves, rebuild, axis_env or ())

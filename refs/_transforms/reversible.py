@@ -20,7 +20,7 @@ from refs._tracing.discharged import is_to_be_discharged
 from refs._tracing.trace import Call, advised
 from refs._transactions.calls import in_transaction
 from refs._transactions.nested import call_over_arrays
-from refs._transactions.signature import Choice, check_callable
+from refs._transactions.signature import Choice, check_call, check_callable
 from refs._types import RefLike, Value
 from refs.errors import RefValueError
 
@@ -122,6 +122,7 @@ def reversible(
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         static, rest, named = choice.split(args, kwargs)
         call = Call.of(rest, named)
+        check_call("reversible", static, call)
 
         def inside(refs: list[RefLike], leaves: list[Value]) -> Any:
             given = call._replace(refs=refs, leaves=leaves)

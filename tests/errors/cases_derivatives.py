@@ -100,7 +100,7 @@ def primals_that_are_no_sequence(r, i):
 
 @raises(
     errors.RefTypeError,
-    "grad with respect to a variable of dtype key<fry>: it has no derivative",
+    "grad with respect to `args[0]`, of dtype key<fry>: it has no derivative",
 )
 def gradient_of_a_key(r, i):
     refs.grad(jax.random.normal)(jax.random.key(0))
@@ -108,7 +108,8 @@ def gradient_of_a_key(r, i):
 
 @raises(
     errors.RefTypeError,
-    "grad with holomorphic=True with respect to a variable of dtype float32: it must be complex",
+    "grad with holomorphic=True with respect to ref `r` (created at FILE:N), of dtype float32: it "
+    "must be complex",
 )
 def holomorphic_gradient_of_a_real_ref(r, i):
     refs.grad(lambda r: r[0], holomorphic=True)(r)
@@ -116,11 +117,29 @@ def holomorphic_gradient_of_a_real_ref(r, i):
 
 @raises(
     errors.RefTypeError,
-    "grad with respect to a variable of dtype int8: it has no gradient of that type. "
-    "Leave it out of `argnums`, or set allow_int=True",
+    "grad with respect to ref `i` (created at FILE:N), of dtype int8: it has no gradient of that "
+    "type. Pass it as another argument, close over it, or set allow_int=True",
 )
 def gradient_of_an_integer_ref(r, i):
-    refs.grad(lambda i: i[0] * 1.0)(i)
+    refs.grad(lambda state: state["w"][0] * 1.0)({"w": r, "step": i})
+
+
+@raises(
+    errors.RefTypeError,
+    "value_and_grad with respect to ref `i` (created at FILE:N), of dtype int8: it has no gradient "
+    "of that type. Pass it as another argument, close over it, or set allow_int=True",
+)
+def gradient_of_a_view_of_an_integer_ref_in_a_trace(r, i):
+    refs.jit(lambda i: refs.value_and_grad(lambda i: i[...] * 1.0)(i.at[0]))(i)
+
+
+@raises(
+    errors.RefTypeError,
+    "jacrev with respect to `args[1][0]['step']`, of dtype int32: it has no gradient of that type. "
+    "Pass it as another argument, close over it, or set allow_int=True",
+)
+def gradient_of_an_integer_beside_a_ref(r, i):
+    refs.jacrev(lambda x, state: state[1][0] * x, argnums=(0, 1))(1.0, ({"step": 3}, r))
 
 
 @raises(
@@ -291,11 +310,29 @@ def axes_to_reduce(r, i):
 
 @raises(
     errors.RefTypeError,
-    "jacfwd with respect to a variable of dtype int32: it has no gradient of that type. "
-    "Leave it out of `argnums`",
+    "jacfwd with respect to `args[0]`, of dtype int32: it has no gradient of that type. Pass it as "
+    "another argument, or close over it",
 )
 def forward_jacobian_of_an_integer(r, i):
     refs.jacfwd(lambda n: n * 1.0)(1)
+
+
+@raises(
+    errors.RefTypeError,
+    "hessian with respect to ref `i` (created at FILE:N), of dtype int8: it has no gradient of "
+    "that type. Pass it as another argument, or close over it",
+)
+def hessian_of_an_integer_ref(r, i):
+    refs.hessian(lambda i: i[0] * 1.0)(i)
+
+
+@raises(
+    errors.RefTypeError,
+    "hessian of a function that returns an array of shape (3,) and dtype bool: with "
+    "holomorphic=False its value must be real",
+)
+def hessian_of_flags(r, i):
+    refs.hessian(lambda r: r[...] > 0)(r)
 
 
 @raises(errors.RefTypeError, "Expected a callable value, got 3, for hessian")

@@ -177,9 +177,23 @@ def sum_without_an_index(r, i):
     r.at.sum()
 
 
-@raises(
+NO_ROWS = raises(
     errors.RefTypeError,
-    "iteration over ref `s` (created at FILE:N), which is a scalar: read its value, `ref[...]`",
+    "iteration over a 0-d array, or len() of one: ref `x` (created at FILE:N) is a scalar. Read "
+    "it, `ref[...]`",
 )
-def rows_of_a_scalar(r, i):
-    list(refs.new_ref(1.0, name="s"))
+
+
+@NO_ROWS
+def iteration_over_a_scalar(r, i):
+    [*refs.new_ref(1.0, name="x")]
+
+
+@NO_ROWS
+def iteration_over_a_traced_scalar(r, i):
+    refs.jit(list)(refs.new_ref(1.0, name="x"))
+
+
+@NO_ROWS
+def length_of_a_scalar(r, i):
+    len(refs.new_ref(1.0, name="x"))

@@ -1,6 +1,7 @@
 """Errors about scalars, dtypes and what else a ref is made and read as. See `test_errors.py`."""
 
 import math
+import pickle
 from unittest import mock
 
 import jax
@@ -166,10 +167,10 @@ def grid_too_fine_for_the_dtype(r, i):
     refs.reversible(r.addupdate, mode=refs.Grid(2.0**-140))(1.0)
 
 
-def told_of_nan(operation):
+def told_of_nan(operation, ref="ref `r`"):
     return raises(
         FloatingPointError,
-        "ref `r` (created at FILE:N), used at FILE:N: a NaN or an infinity is written or read "
+        f"{ref} (created at FILE:N), used at FILE:N: a NaN or an infinity is written or read "
         "there, and JAX looks for them (`jax_debug_nans`, `jax_debug_infs`). JAX itself names a "
         f"part of the operation: invalid value (nan) encountered in {operation}",
     )
@@ -198,3 +199,43 @@ def element_read_that_is_nan(r, i):
     broken = refs.new_ref(np.float32([math.nan, 0]), name="r")
     with jax.debug_nans(True):
         broken[0]
+
+
+@told_of_nan("stage", "ref `broken`")
+def ref_made_of_nan(r, i):
+    with jax.debug_nans(True):
+        refs.new_ref(math.nan, name="broken")
+
+
+@told_of_nan("copy", "ref `broken`")
+def ref_made_of_an_array_with_nan(r, i):
+    broken = jnp.array([0, math.nan])
+    with jax.debug_nans(True):
+        refs.new_ref(broken, name="broken")
+
+
+@told_of_nan("copy", "ref `broken`")
+def ref_unpickled_with_nan(r, i):
+    stored = pickle.dumps(refs.new_ref(np.float32([0, math.nan]), name="broken"))
+    with jax.debug_nans(True):
+        pickle.loads(stored)
+
+
+@told_of_nan("stage", "ref `p[0]`")
+def pack_made_of_nan(r, i):
+    with jax.debug_nans(True):
+        refs.pack([math.nan, X], name="p")
+
+
+@told_of_nan("stage", "ref `pack of 2 refs of dtype float32`")
+def pack_of_an_array_with_nan(r, i):
+    broken = jnp.array([0, math.nan])
+    with jax.debug_nans(True):
+        refs.pack([broken, X])
+
+
+@told_of_nan("mul", "ref `p[1]`")
+def packed_ref_that_becomes_nan(r, i):
+    _, infinite = refs.pack([X, np.float32(math.inf)], name="p")
+    with jax.debug_nans(True):
+        infinite.at[()].multiply(0)

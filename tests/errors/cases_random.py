@@ -34,3 +34,29 @@ def key_that_is_used_twice(r, i):
     once = refs.new_ref(jax.random.key(0), name="once")
     refs.freeze(once)
     refs.freeze(once)
+
+
+NO_NUMBER = "is of type str, no number and no array"
+
+
+@raises(errors.RefTypeError, f"normal of a generator: `loc` {NO_NUMBER}")
+def draw_with_text(r, i):
+    stateful_rng(0).normal("a")
+
+
+@raises(errors.RefTypeError, f"integers of a generator: `high` {NO_NUMBER}")
+def draw_with_text_in_a_trace(r, i):
+    refs.jit(lambda: stateful_rng(0).integers(2, "a"))()
+
+
+@raises(errors.RefTypeError, f"integers of a generator: `low` {NO_NUMBER}")
+def draw_below_text(r, i):
+    stateful_rng(0).integers("a")
+
+
+@raises(
+    errors.RefTypeError,
+    "uniform of a generator: `high` is ref `r` (created at FILE:N): give its value, `ref[...]`",
+)
+def draw_below_a_ref(r, i):
+    refs.jit(lambda rng: rng.uniform(high=r))(stateful_rng(0))

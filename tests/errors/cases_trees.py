@@ -158,3 +158,33 @@ def compiled_call_with_text_after_a_static_argument(r, i):
         return model["layers"][0]["w"][...]
 
     apply("dense", model(r))
+
+
+@raises(errors.RefTypeError, f"cond: `operands[1]['activation']` {NO_ARRAY}")
+def branch_with_text_among_its_operands(r, i):
+    refs.cond(True, lambda r, x: None, lambda r, x: None, r, {"activation": "gelu"})
+
+
+@raises(errors.RefTypeError, f"switch: `operands[0]['layers'][0]['activation']` {NO_ARRAY}")
+def switch_with_text_among_its_operands(r, i):
+    refs.switch(0, [lambda m: None], model(r))
+
+
+@raises(errors.RefTypeError, f"scan: `init['activation']` {NO_ARRAY}")
+def scan_with_text_in_its_carry(r, i):
+    refs.scan(lambda carry, x: (carry, None), {"activation": "gelu"}, r)
+
+
+@raises(errors.RefTypeError, f"scan: `xs['layers'][0]['activation']` {NO_ARRAY}")
+def scan_with_text_among_its_rows(r, i):
+    refs.scan(lambda carry, x: (carry, None), 0, model(r))
+
+
+@raises(errors.RefTypeError, f"make_jaxpr: `args[1]['layers'][0]['activation']` {NOR_STATIC}")
+def jaxpr_with_text_in_a_tree(r, i):
+    refs.make_jaxpr(lambda n, model: None, static_argnums=0)("n", model(r))
+
+
+@raises(errors.RefTypeError, f"reversible: `kwargs['how']` {NOR_STATIC}")
+def reversible_with_text(r, i):
+    refs.reversible(lambda r, how: None)(r, how="gelu")

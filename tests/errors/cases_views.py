@@ -95,19 +95,19 @@ def truth_value_of_a_view(r, i):
     refs.jit(lambda r: 1 if r.at[0] else 2)(r)
 
 
-@raises(
+NO_ROWS = raises(
     errors.RefTypeError,
-    "iteration over a part of ref `r` (created at FILE:N), which is a scalar: read its value, "
-    "`view[...]`",
+    "iteration over a 0-d array, or len() of one: a part of ref `r` (created at FILE:N) is a "
+    "scalar. Read it, `view[...]`",
 )
+
+
+@NO_ROWS
 def rows_of_an_element(r, i):
     list(r.at[0])
 
 
-@raises(
-    errors.RefTypeError,
-    "len() of a part of ref `r` (created at FILE:N), which is a scalar: it has no rows",
-)
+@NO_ROWS
 def length_of_an_element(r, i):
     len(r.at[0])
 

@@ -1,0 +1,126 @@
+"""While JAX looks for NaNs: which ref has one, and where it was used."""
+
+import copy
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import refs
+
+NAN = np.float32([math.nan, 1])
+# NumPy's and Python's functions that call a method of a ref or of a view in a file of their own.
+READERS = {
+    "copy": copy.copy,
+    "deepcopy": lambda r: copy.deepcopy({"r": [r]}),
+    "view": lambda r: np.mean(r.at[:]),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_the_line_is_the_users(name):
+    broken = refs.new_ref(NAN)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match=r"used at test_nans\.py:"):
+        READERS[name](broken)
+
+
+def test_a_copy_is_created_on_the_users_line():
+    with pytest.raises(refs.errors.RefTypeError, match=r"created at test_nans\.py:"):
+        copy.copy(refs.new_ref(NAN)) + 1
+
+
+WRITES = {
+    "set": lambda r: refs.set(r, ..., 3),
+    "element": lambda r: refs.set(r, 0, 3),
+    "swap": lambda r: refs.swap(r, ..., 3),
+    "add": lambda r: refs.addupdate(r, ..., 1),
+    "multiply": lambda r: r.at[0].multiply(2),
+    "apply": lambda r: r.at[0].apply(jnp.sin),
+    "loop": lambda r: refs.fori_loop(0, 2, lambda i, _: refs.addupdate(r, i, 1), None),
+    "vmap": refs.vmap(lambda r: refs.addupdate(r, ..., 1)),
+    "freeze": refs.freeze,
+}
+
+
+@pytest.mark.parametrize("jit", [True, False])
+@pytest.mark.parametrize("name", WRITES)
+def test_a_nan_in_another_ref_of_a_pack_is_not_blamed_on_one(name, jit):
+    expected = refs.new_ref(jnp.ones(2))
+    broken, r = refs.pack([NAN, jnp.ones(2)])
+    with jax.disable_jit(not jit):
+        result = WRITES[name](expected)
+        with jax.debug_nans(True):
+            found = WRITES[name](r)
+    np.testing.assert_array_equal(found, result)
+    if name != "freeze":
+        np.testing.assert_array_equal(r, expected)
+    np.testing.assert_array_equal(broken, NAN)
+
+
+def looking(name, search):
+    """`search()` where a setting of JAX's is on for all, in a thread that has had no other one."""
+    jax.config.update(name, True)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(search).result()
+    finally:
+        jax.config.update(name, False)
+
+
+@pytest.mark.parametrize("name", ["jax_debug_nans", "jax_debug_infs"])
+def test_a_ref_that_is_shown_or_packed_leaves_the_search_on(name):
+    f, value = jax.jit(lambda x: jnp.divide(x, 0)), float(name == "jax_debug_infs")
+    broken, r = refs.pack([np.float32([math.nan, math.inf]), jnp.ones(2)])
+
+    def search():
+        f(math.nan if value else math.inf)
+        assert "nan" in repr(broken)
+        r[0] = 5
+        for _ in range(2):
+            with pytest.raises(FloatingPointError):
+                f(value)
+
+    looking(name, search)
+    assert not jnp.isfinite(f(value))
+
+
+def test_jaxs_own_context_turns_it_off():
+    """Where it doesn't any more, `not_looking_for_nans` can use it, and a page needn't warn."""
+    f = jax.jit(lambda x: jnp.divide(x, 0))
+
+    def search():
+        f(1.0)
+        with jax.debug_nans(False):
+            f(0.0)
+        return f(0.0)
+
+    assert jnp.isnan(looking("jax_debug_nans", search))
+
+
+def test_only_the_first_block_that_looks_compiles_again():
+    compiled = []
+    r = refs.new_ref(jnp.ones(3))
+    step = refs.jit(lambda x: refs.addupdate(r, ..., x))
+
+    def count(event, *_, **__):
+        compiled.extend([event] * ("backend_compile" in event))
+
+    def block(is_on):
+        compiled.clear()
+        with jax.debug_nans(is_on):
+            step(jnp.float32(1))
+            r[1] = 2
+        return len(compiled)
+
+    block(False)
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        found = [block(flag) for flag in (False, True, False, True)]
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    assert found[1] > 0
+    assert found == [0, found[1], 0, 0]
