@@ -60,6 +60,7 @@ class StatefulPRNG:
 
         Raises:
           RefValueError: if the generator was split, and not given to the lanes of `refs.vmap`.
+          RefTypeError: if it is one of `refs.tree.get`, whose state is an array.
 
         >>> rng = refs.random.stateful_rng(0)
         >>> jax.random.bernoulli(rng.key(), 0.5, (3,)).shape
@@ -202,8 +203,19 @@ def stateful_rng(seed: Value = None, *, impl: Any = None, name: str | None = Non
 
 def _keys(rng: StatefulPRNG, shape: tuple[int, ...]) -> jax.Array:
     words = rng._words
+    if not is_ref(words):
+        raise RefTypeError(
+            "a draw of a generator that holds an array in the place of its ref, as "
+            "`refs.tree.get` gives it, to be saved: draw from the generator in the tree of refs"
+        )
     stream = origin_of(_jax.typeof(words))
     assert isinstance(stream, Stream)
+    if not words.ndim:
+        raise RefValueError(
+            f"a draw of one word of {access.describe(words)}, a generator whose key and counter "
+            "were mapped over: split it, `rng.split(n)`, or let lanes and steps share it, with "
+            "`in_axes=None` or closed over"
+        )
     if words.ndim > 1:
         raise RefValueError(
             f"a draw of {access.describe(words)}, a generator that was split into "

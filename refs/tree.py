@@ -18,7 +18,7 @@ import numpy as np
 from refs import _jax
 from refs._buffers import several
 from refs._handles import access, ending, making, resharding
-from refs._handles.predicates import is_concrete, is_ref
+from refs._handles.predicates import is_concrete, is_ref, is_view
 from refs._handles.resharding import along, go_along, placement_of
 from refs._indexing.values import fit
 from refs._types import Placement, PyTree, RefLike, Value
@@ -275,7 +275,13 @@ def _everywhere(sharding: PyTree, tree: PyTree) -> PyTree:
 
 def _refs_of(tree: PyTree, doing: str) -> list[RefLike]:
     """The distinct refs of a tree, after a check that each can be used."""
-    found = {id(x): x for x in jax.tree.leaves(tree) if is_ref(x)}
+    leaves = jax.tree.leaves(tree, is_leaf=is_view)
+    for view in filter(is_view, leaves):
+        raise RefTypeError(
+            f"tree.{doing} of a tree with a part of {access.describe(view.ref)}: it takes whole "
+            "refs. Put the ref in the place of `ref.at[i]`, or use the view by itself, `view[...]`"
+        )
+    found = {id(x): x for x in leaves if is_ref(x)}
     for ref in found.values():
         access.check_ref(ref, f"tree.{doing}")
     return [*found.values()]

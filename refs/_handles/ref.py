@@ -228,7 +228,7 @@ class Ref(_Fields):
         try:
             with _jax.not_looking_for_nans():  # They are shown where JAX looks for them.
                 value = np.array(self[...])
-                with jax.enable_x64(True):
+                with jax.enable_x64(True), jax.transfer_guard("allow"):
                     text = repr(jnp.asarray(value))
         except RefStateError:
             state = "lost" if self._cell else "being updated"

@@ -30,9 +30,10 @@ def convert(value: Value, dtype: DType) -> Value:
     if type(value) in _RANKS:
         # As jax.numpy's weak types: a Python number takes the dtype, if that can hold its kind.
         if _rank(dtype) < _RANKS[type(value)]:
+            wanted = "`jax.random.key(seed)`" if _jax.is_key(dtype) else "a number of its kind"
             raise RefTypeError(
                 f"a Python {type(value).__name__} can't be held by a ref of dtype {dtype}: give "
-                "a number of its kind"
+                f"{wanted}"
             )
         return _number(value, dtype)
     try:
@@ -50,6 +51,8 @@ def convert(value: Value, dtype: DType) -> Value:
         return _jax.strong(value)
     if not _holds(dtype, value):
         way = f"cast it yourself, `value.astype({dtype})`, if the loss is meant"
+        if not is_enabled(dtype):
+            way = "64-bit types are disabled. Write it in `with jax.enable_x64(True):`"
         if _jax.is_key(dtype) or _jax.is_key(value.dtype):
             way = "`jax.random.wrap_key_data` makes a key of its bits, and `key_data` gives them"
         raise RefTypeError(

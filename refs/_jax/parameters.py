@@ -151,8 +151,8 @@ def _traced_anew(params: dict[str, Any], thunk: lu.WrappedFun) -> Callable[..., 
     JAX keeps a trace for each set of flags, but the residuals' tree of its last trace only.
     """
     trace = at_its_own_lines()(thunk.call_wrapped)
-    if not params["symbolic_zeros"]:
-        return trace
+    if not params["symbolic_zeros"] or isinstance(thunk.f, functools.partial):
+        return trace  # A partial is `with_rules`'s, which has made it of such a function.
     known = inspect.getclosurevars(thunk.f).nonlocals.get("cells", {})
 
     def traced(*nonzeros: Any) -> Any:

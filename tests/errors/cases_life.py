@@ -270,7 +270,8 @@ def returned_from_an_inner_jit(r, i):
     "when tracing <lambda> at FILE:N for jit the mutable array reference of type "
     "Ref{float32[3]}, ref `r` (created at FILE:N) appeared at both a and b.\n\n"
     "JAX's own functions take each ref once, either as an argument or closed over: close "
-    "over the ref, or use `refs.jit`, which takes it any number of times",
+    "over the ref, or use `refs.jit`, which takes it any number of times. A loop over the rows of "
+    "a ref that it uses besides can run over indices, and read `ref[i]`",
 )
 def passed_twice_to_an_inner_jit(r, i):
     refs.jit(lambda r: jax.jit(lambda a, b: a[0] + b[0])(r, r))(r)

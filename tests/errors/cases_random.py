@@ -60,3 +60,29 @@ def draw_below_text(r, i):
 )
 def draw_below_a_ref(r, i):
     refs.jit(lambda rng: rng.uniform(high=r))(stateful_rng(0))
+
+
+@raises(
+    errors.RefTypeError,
+    "a draw of a generator that holds an array in the place of its ref, as `refs.tree.get` gives "
+    "it, to be saved: draw from the generator in the tree of refs",
+)
+def draw_of_a_generator_that_was_read(r, i):
+    refs.tree.get({"rng": stateful_rng(0)})["rng"].normal()
+
+
+MAPPED = (
+    "a draw of one word of ref `dice` (created at FILE:N), a generator whose key and counter were "
+    "mapped over: split it, `rng.split(n)`, or let lanes and steps share it, with `in_axes=None` "
+    "or closed over"
+)
+
+
+@raises(errors.RefValueError, MAPPED)
+def draw_of_a_generator_that_is_mapped_unsplit(r, i):
+    refs.vmap(lambda rng: rng.normal())(stateful_rng(0, name="dice"))
+
+
+@raises(errors.RefValueError, MAPPED)
+def draw_of_a_generator_that_is_scanned_over(r, i):
+    refs.scan(lambda c, rng: (c, rng.key()), 0, stateful_rng(0, name="dice"))

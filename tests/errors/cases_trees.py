@@ -1,5 +1,6 @@
 """Errors about trees of refs. See `test_errors.py`."""
 
+import jax
 import numpy as np
 
 import refs
@@ -188,3 +189,35 @@ def jaxpr_with_text_in_a_tree(r, i):
 @raises(errors.RefTypeError, f"reversible: `kwargs['how']` {NOR_STATIC}")
 def reversible_with_text(r, i):
     refs.reversible(lambda r, how: None)(r, how="gelu")
+
+
+OF_A_VIEW = (
+    "a tree with a part of ref `r` (created at FILE:N): it takes whole refs. Put the ref in the "
+    "place of `ref.at[i]`, or use the view by itself, `view[...]`"
+)
+
+
+@raises(errors.RefTypeError, f"tree.get of {OF_A_VIEW}")
+def values_of_a_tree_with_a_view(r, i):
+    refs.tree.get({"v": r.at[0]})
+
+
+@raises(errors.RefTypeError, f"tree.set of {OF_A_VIEW}")
+def values_for_a_tree_with_a_view(r, i):
+    refs.tree.set({"v": r.at[0]}, {"v": 1.0})
+
+
+@raises(errors.RefTypeError, f"tree.freeze of {OF_A_VIEW}")
+def end_of_a_tree_with_a_view(r, i):
+    refs.tree.freeze({"v": r.at[0]})
+
+
+@raises(
+    errors.RefTypeError,
+    "tree.set of ref `d` (created at FILE:N): a value of dtype float32 can't be held by a ref of "
+    "dtype float64: 64-bit types are disabled. Write it in `with jax.enable_x64(True):`",
+)
+def values_of_64_bits_where_those_are_disabled(r, i):
+    with jax.enable_x64(True):
+        d = refs.new_ref(np.ones(3), name="d")
+    refs.tree.set([d], [np.ones(3)])

@@ -109,6 +109,15 @@ def complex_into_real(r, i):
 
 @raises(
     errors.RefTypeError,
+    "set of ref `k` (created at FILE:N): a Python int can't be held by a ref of dtype key<fry>: "
+    "give `jax.random.key(seed)`",
+)
+def number_into_a_key(r, i):
+    refs.new_ref(jax.random.key(0), name="k").set(3)
+
+
+@raises(
+    errors.RefTypeError,
     "set of ref `r` (created at FILE:N): a value of type str is not an array or a number for JAX",
 )
 def value_that_is_no_array(r, i):

@@ -128,6 +128,12 @@ def test_repr():
     assert repr(refs.new_ref([True])) == "Ref([ True], dtype=bool)"
 
 
+def test_repr_moves_nothing():
+    r = refs.new_ref(jnp.arange(3))
+    with jax.transfer_guard("disallow"):
+        assert repr(r) == f"{r}" == "Ref([0, 1, 2], dtype=int32)"
+
+
 def test_repr_inside_a_trace(ref):
     seen = []
 

@@ -35,7 +35,7 @@ def of(fun: Callable[[Any, Any], Any]) -> Program:
     return Program(lambda x: fun(T(1.5), x), stateful)
 
 
-def diffrax_solve() -> Program:
+def diffrax_solve(adjoint: str) -> Program:
     diffrax = pytest.importorskip("diffrax")
 
     def solve(w: Any, x: Any) -> Any:
@@ -48,6 +48,7 @@ def diffrax_solve() -> Program:
             y0=x,
             args=w,
             stepsize_controller=diffrax.PIDController(rtol=1e-4, atol=1e-6),
+            adjoint=getattr(diffrax, adjoint)(),
         ).ys[0]
 
     return of(solve)
@@ -202,7 +203,8 @@ def jax_root() -> Program:
 
 
 PROGRAMS = {
-    "diffrax_solve": diffrax_solve,
+    "diffrax_solve": lambda: diffrax_solve("RecursiveCheckpointAdjoint"),
+    "diffrax_backsolve": lambda: diffrax_solve("BacksolveAdjoint"),
     "diffrax_reads_a_ref": diffrax_reads_a_ref,
     "equinox_checkpointed": lambda: equinox_loop("checkpointed"),
     "equinox_bounded": lambda: equinox_loop("bounded"),
