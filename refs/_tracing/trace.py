@@ -322,6 +322,10 @@ _ADVICE: dict[str | None, tuple[type[Exception], str]] = {
         RefValueError,
         "`jax.vmap` can't map a branch that touches a ref: `refs.vmap` can",
     ),
+    "a mapped value": (
+        RefValueError,
+        "{said}\n\n`jax.vmap` doesn't map what loops and inner jits do to a ref: `refs.vmap` can",
+    ),
     "arrays only": (RefTypeError, _ARRAYS_ONLY),
     "a tracer that isn't differentiated": (RefTypeError, _NONDIFFERENTIATED),
     "a differentiated ref": (RefTypeError, _GRADIENT),

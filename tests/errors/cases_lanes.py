@@ -221,6 +221,17 @@ def a_native_map_of_a_branch(r, i):
 
 @raises(
     errors.RefValueError,
+    "performing a set/swap operation with vmapped value on an unbatched array reference of type "
+    "Ref{float32[3]}, ref `r` (created at FILE:N). Move the array reference to be an argument to "
+    "the vmapped function?\n\n"
+    "`jax.vmap` doesn't map what loops and inner jits do to a ref: `refs.vmap` can",
+)
+def write_of_lanes_of_jax_in_an_inner_jit(r, i):
+    refs.jit(jax.vmap(jax.jit(lambda x: r.set(x, idx=0))))(X)
+
+
+@raises(
+    errors.RefValueError,
     "a lane of vmap returns a view of ref `table` (created at FILE:N): return its value, "
     "`view[...]`, or the ref",
 )
