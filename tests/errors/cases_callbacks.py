@@ -195,8 +195,8 @@ def callback_in_a_lane_that_raises(r, i):
 @raises(
     errors.RefEscapeError,
     "io_callback of `append` at FILE:N keeps the memory of ref `r` (created at FILE:N) after it "
-    "has returned: from then on that memory is used for other things. Keep a copy of the NumPy array "
-    "that the callback is given, `array.copy()`",
+    "has returned: from then on that memory is used for other things. Keep a copy of the NumPy "
+    "array that the callback is given, `array.copy()`",
 )
 def callback_that_keeps_a_ref(r, i):
     kept = []
@@ -206,8 +206,8 @@ def callback_that_keeps_a_ref(r, i):
 @raises(
     errors.RefEscapeError,
     "io_callback of `append` at FILE:N keeps the memory of an argument after it has returned: from "
-    "then on that memory is used for other things. Keep a copy of the NumPy array that the callback "
-    "is given, `array.copy()`",
+    "then on that memory is used for other things. Keep a copy of the NumPy array that the "
+    "callback is given, `array.copy()`",
 )
 def callback_that_keeps_an_argument(r, i):
     kept = []
