@@ -172,12 +172,13 @@ class Plan(NamedTuple):
     def _escape(self, k: int) -> RefEscapeError:
         places = [i for i, (root, _) in enumerate(self.rows) if root == k]
         if places:
-            what, copy = f"the memory of {self.spec.origins[places[0]].describe()}", "ref.copy()"
+            what = f"the memory of {self.spec.origins[places[0]].describe()}"
         else:
-            what, copy = "the memory of an argument", "argument.copy()"
+            what = "the memory of an argument"
         return RefEscapeError(
             f"{self.spec.describe()} keeps {what} after it has returned: from then on that memory "
-            f"is used for other things. Keep a copy, `{copy}`"
+            "is used for other things. Keep a copy of the NumPy array that the callback is given, "
+            "`array.copy()`"
         )
 
 

@@ -195,7 +195,8 @@ def callback_in_a_lane_that_raises(r, i):
 @raises(
     errors.RefEscapeError,
     "io_callback of `append` at FILE:N keeps the memory of ref `r` (created at FILE:N) after it "
-    "has returned: from then on that memory is used for other things. Keep a copy, `ref.copy()`",
+    "has returned: from then on that memory is used for other things. Keep a copy of the NumPy "
+    "array that the callback is given, `array.copy()`",
 )
 def callback_that_keeps_a_ref(r, i):
     kept = []
@@ -205,7 +206,8 @@ def callback_that_keeps_a_ref(r, i):
 @raises(
     errors.RefEscapeError,
     "io_callback of `append` at FILE:N keeps the memory of an argument after it has returned: from "
-    "then on that memory is used for other things. Keep a copy, `argument.copy()`",
+    "then on that memory is used for other things. Keep a copy of the NumPy array that the "
+    "callback is given, `array.copy()`",
 )
 def callback_that_keeps_an_argument(r, i):
     kept = []
@@ -215,8 +217,8 @@ def callback_that_keeps_an_argument(r, i):
 @raises(
     errors.RefEscapeError,
     "io_callback of `keeps_and_fails` at FILE:N keeps the memory of ref `r` (created at FILE:N) "
-    "after it has returned: from then on that memory is used for other things. Keep a copy, "
-    "`ref.copy()`",
+    "after it has returned: from then on that memory is used for other things. Keep a copy of the "
+    "NumPy array that the callback is given, `array.copy()`",
 )
 def callback_that_keeps_a_ref_and_raises(r, i):
     kept = []
