@@ -8,7 +8,9 @@ functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -61,16 +63,28 @@ _INSTEAD = {"core_map": _KERNEL, "mpmd_map": _KERNEL}  # by the primitive's name
 def refuse_hidden(eqn: Eqn) -> None:
     """Raises where the derivative of an equation would leave out what a ref holds.
 
-    Equinox makes what is no array a parameter of its primitives, with JAX before 0.12 a ref, too.
+    Equinox makes what is no array a parameter of its primitives: a function, which may read a
+    global ref, and with JAX before 0.12 a ref, too.
     """
+    for inner in _jax.jaxprs_in(eqn.params):
+        for within in inner.jaxpr.eqns:
+            refuse_hidden(within)
     items = [x for value in eqn.params.values() if type(value) is tuple for x in value]
-    for ref in filter(is_ref, items):
+    for ref in filter(is_ref, itertools.chain.from_iterable(map(_held, items))):
         if jnp.issubdtype(ref.dtype, jnp.inexact):
             raise MissingRuleError(
-                f"derivative of primitive `{eqn.primitive}` at {_jax.user_line(eqn)}, which has "
-                f"{describe(ref)} among its parameters: what the ref holds would count as "
-                "constant. Read the ref before, `ref[...]`, and use the value"
+                f"derivative of primitive `{eqn.primitive}` at {_jax.user_line(eqn)}, among whose "
+                f"parameters is {describe(ref)}, or a function that names it: what the ref holds "
+                "would count as constant. Read the ref before, `ref[...]`, and use the value"
             )
+
+
+def _held(parameter: Any) -> Iterable[Any]:
+    """What a parameter is; of a function, what it closes over or finds among its globals."""
+    if not inspect.isfunction(parameter):
+        return (parameter,)
+    names = inspect.getclosurevars(parameter)
+    return itertools.chain(names.nonlocals.values(), names.globals.values())
 
 
 def concerns_refs(

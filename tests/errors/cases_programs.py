@@ -75,14 +75,23 @@ def kernel_over_refs(r, i):
     refs.jit(lambda q: [*core_map_p.bind(q)])(r)
 
 
-@raises(
+HIDDEN = raises(
     errors.MissingRuleError,
-    "derivative of primitive `static_ref` at FILE:N, which has ref `r` (created at FILE:N) among "
-    "its parameters: what the ref holds would count as constant. Read the ref before, `ref[...]`, "
-    "and use the value",
+    "derivative of primitive `static_ref` at FILE:N, among whose parameters is ref `r` (created at "
+    "FILE:N), or a function that names it: what the ref holds would count as constant. Read the "
+    "ref before, `ref[...]`, and use the value",
 )
+
+
+@HIDDEN
 def derivative_of_a_primitive_that_hides_a_ref(r, i):
     refs.jit(refs.grad(lambda x: static_ref_p.bind(x, static=(1, i, r))))(1.0)
+
+
+@HIDDEN
+def derivative_of_a_primitive_that_hides_a_function_over_a_ref(r, i):
+    hidden = jax.jit(lambda x: static_ref_p.bind(x, static=(len, lambda: i[0] * r[0])))
+    refs.jit(refs.grad(hidden))(1.0)
 
 
 @raises(

@@ -302,6 +302,25 @@ def test_a_linear_operator_over_a_ref_has_no_derivative():
         refs.jit(refs.grad(lambda x: solve(matrix, x, lambda r: r)))(T(1))
 
 
+GLOBAL = refs.new_ref(jnp.array([[2.0, 1.0], [1.0, 3.0]], T), name="GLOBAL")
+
+
+@pytest.mark.parametrize("solver", ["LU", "CG"])
+@pytest.mark.parametrize("wrap", [lambda f: f, refs.jit])
+def test_a_linear_operator_over_a_global_ref_has_no_derivative(solver, wrap):
+    lx = pytest.importorskip("lineax")
+    solvers = {"LU": lx.LU(), "CG": lx.CG(rtol=1e-5, atol=1e-5)}
+    like = jax.ShapeDtypeStruct((2,), T)
+
+    def solve(_):
+        spd = lx.positive_semidefinite_tag
+        operator = lx.FunctionLinearOperator(lambda v: GLOBAL[...] @ v, like, spd)
+        return lx.linear_solve(operator, jnp.ones(2, T), solvers[solver]).value.sum()
+
+    with pytest.raises((refs.errors.MissingRuleError, TypeError)):
+        wrap(refs.grad(solve))(GLOBAL)
+
+
 def test_counts_of_a_solvers_function():
     optx = pytest.importorskip("optimistix")
     calls = refs.new_ref(0)
