@@ -134,9 +134,9 @@ class Inputs(NamedTuple):
         """The shape and the dtype's name of a variable's cotangent."""
         n = len(self.arrays)
         k = variable.position
-        x: Value = variable.view or (
-            _jax.shaped_abstractify(self.arrays[k]) if k < n else self.refs[k - n]
-        )
+        x: Value = variable.view
+        if x is None:
+            x = _jax.shaped_abstractify(self.arrays[k]) if k < n else self.refs[k - n]
         if dtype_of(x) is None:  # A value of a user's own type: the type's name stands for it.
             return (), str(x)
         return x.shape, x.dtype.name if jnp.issubdtype(x.dtype, jnp.inexact) else "float0"

@@ -103,8 +103,6 @@ def _together(method: str, value: Value, axis: int | None, size: int) -> Value:
     if not size:
         shape = value.shape if axis is None else (*value.shape[:axis], *value.shape[axis + 1 :])
         return jnp.full(shape, neutral(value.dtype, method), value.dtype)
-    if value.dtype == bool and method == "add":
-        method = "max"
     if axis is not None:
         return _REDUCTIONS[method](value, axis).astype(value.dtype)
     if method == "add":

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import refs
+from refs.errors import RefValueError
 
 LANES = jnp.array([0, 1, 0, 2])
 X = np.array([3, 1, 5, 2])
@@ -190,6 +191,18 @@ def test_flags():
     refs.vmap(lane)(LANES, X)
     np.testing.assert_array_equal(some[...], [True, False, False])
     np.testing.assert_array_equal(every[...], [True, False, False])
+
+
+def test_a_sum_after_an_overwrite_would_depend_on_the_order():
+    r = refs.new_ref(jnp.zeros(3), name="r")
+
+    def lane(x):
+        r[...] = 0
+        refs.addupdate(r, ..., x)
+
+    with pytest.raises(RefValueError, match=r"accumulation, besides other uses, into ref `r`"):
+        refs.vmap(lane)(X * 1.0)
+    assert r[...].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
