@@ -37,7 +37,9 @@ def test_what_escapes_is_named(kept, place):
         keep.append(KEPT[kept](x))
 
     step = place(lambda r: refs.io_callback(callback, None, r, 1))
-    with pytest.raises(RefEscapeError, match=r"`callback` at .* keeps .* ref `r` .*`ref.copy\(\)`"):
+    with pytest.raises(
+        RefEscapeError, match=r"`callback` at .* keeps .* ref `r` .*`array\.copy\(\)`"
+    ):
         step(r)
     keep.clear()
     assert held(r) == 0
