@@ -96,13 +96,14 @@ def _converted(name: str, to: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """`to(ref)` for a scalar ref: the Python number that it holds now."""
 
     def convert(ref: RefLike) -> Any:
-        described, word = _told(ref)
         if ref.shape != ():
+            described, word = _told(ref)
             raise RefTypeError(
                 f"{name}() of {described}, of shape {ref.shape}: only a scalar is a "
                 f"Python number. Take an element, `{name}({word}[i])`"
             )
         if to is operator.index and not jnp.issubdtype(ref.dtype, np.integer):
+            described, word = _told(ref)
             raise RefTypeError(
                 f"{described}, of dtype {ref.dtype}, as an index: only integers are. "
                 f"Convert its value, `int({word}[...])`"
@@ -111,7 +112,7 @@ def _converted(name: str, to: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if isinstance(value, _jax.Tracer) and to is not operator.index:
             raise jax.errors.ConcretizationTypeError(
                 value,
-                f"The problem arose with {name}() of {described}: what it holds is "
+                f"The problem arose with {name}() of {_told(ref)[0]}: what it holds is "
                 "known when the program runs, not while it is traced.",
             )
         return to(value)
