@@ -50,7 +50,8 @@ COMMANDS = {
 # Docstrings are pages, too: --watch. Without --livereload some versions of click turn it off.
 SERVE = ["-m", "mkdocs", "serve", "--livereload", "--watch", "refs"]
 # A worker costs an import of JAX, so more than a few don't pay.
-PARALLEL = ["-n", "auto", "--maxprocesses", "4"]
+# Each has the tests of whole files, as long as there are enough: a file shares compiled programs.
+PARALLEL = ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal"]
 
 
 def main():
@@ -78,6 +79,8 @@ def main():
     elif options.command == "docs" and "--serve" in args:
         runs, args = [SERVE], [arg for arg in args if arg != "--serve"]
     python = environment(options.venv.absolute(), extras)
+    # Each process that a test starts would compile the tests and the package again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # Pyright looks for JAX beside the first `python` on PATH.
     os.environ["PATH"] = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
     # Run all of them, so that one call shows everything there is to mend.

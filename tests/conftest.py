@@ -6,7 +6,6 @@
     HYPOTHESIS_PROFILE=nightly python -m pytest tests/laws --hypothesis-seed=0
 """
 
-import gc
 import os
 import sys
 import weakref
@@ -20,6 +19,7 @@ import refs
 from refs import _jax
 from refs._inplace import body
 from refs._origin import Site
+from tests import compiling
 
 # A program takes as long as its compilation, which says nothing about the test.
 COMMON = {
@@ -44,11 +44,21 @@ def pytest_addoption(parser):
         "--quick", action="store_true", help=f"no slow tests, and {FEW} parameter sets of each"
     )
     parser.addoption(
+        "--as-released", action="store_true", help="compile every test's programs as users do"
+    )
+    parser.addoption(
         "--packed", action="store_true", help="every ref that a test makes is one of a pack"
     )
 
 
 def pytest_configure(config):
+    compiling.keep_executables()
+    if not hasattr(config, "workerinput"):
+        compiling.trim_cache()
+    as_released = config.getoption("as_released")
+    config.pluginmanager.register(compiling.Compiling(as_released))
+    if as_released:  # so do the processes that tests start
+        os.environ["PYTEST_ADDOPTS"] = os.environ.get("PYTEST_ADDOPTS", "") + " --as-released"
     body.SMALLEST_FENCED = 256  # The tests' arrays are small, and are to be updated in place.
     if config.getoption("packed"):
         refs.new_ref = packed_ref
@@ -72,30 +82,21 @@ new_ref = refs.new_ref
 NEIGHBOURS = weakref.WeakKeyDictionary()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc):
+    """With `--quick`: no tests of other parameter sets are made."""
+    yield
+    if metafunc.config.getoption("quick"):
+        sets = [x for x in metafunc._calls if all(m.name != "slow" for m in x.marks)]
+        chosen = {k * (len(sets) - 1) // max(FEW - 1, 1) for k in range(FEW)} if sets else ()
+        metafunc._calls[:] = [sets[k] for k in sorted(chosen)] or metafunc._calls[:1]
+
+
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption("quick"):
-        return
-    of_function = {}
-    for item in items:
-        if item.get_closest_marker("slow") is None:
-            of_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    chosen = {
-        sets[k * (len(sets) - 1) // max(FEW - 1, 1)]
-        for sets in of_function.values()
-        for k in range(FEW)
-    }
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = [item for item in items if item in chosen]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _leave_old_objects_alone():
-    """What earlier files left, programs mostly, isn't searched again by each garbage collection.
-
-    That was up to a tenth of the time of all tests.
-    """
-    gc.collect()
-    gc.freeze()
+    if config.getoption("quick"):
+        slow = {item for item in items if item.get_closest_marker("slow")}
+        config.hook.pytest_deselected(items=[*slow])
+        items[:] = [item for item in items if item not in slow]
 
 
 @pytest.fixture(params=[lambda f: f, refs.jit], ids=["op by op", "jit"])

@@ -8,7 +8,7 @@ import refs
 
 X = np.arange(16.0, dtype=np.float32)
 N = jax.device_count()
-several = pytest.mark.skipif(N != 8, reason="runs again in a process with eight devices")
+several = pytest.mark.skipif(N != 8, reason="test_several_devices.py runs this on eight")
 
 
 def lies_at(ref, sharding):

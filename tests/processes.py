@@ -28,8 +28,8 @@ def run_with(environment, *arguments):
 
 def run_with_devices(n, *arguments):
     """What it says where there are `n` CPU devices."""
-    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={n}", "JAX_PLATFORMS": "cpu"}
-    return run_with(flags, *arguments)
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={n}"
+    return run_with({"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}, *arguments)
 
 
 def run_again_with_devices(n, file, *options):

@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import functools
 import importlib
 import itertools
 import re
@@ -12,123 +13,10 @@ from pathlib import Path
 import pytest
 
 import refs
+from tests.layers import LAYERS
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "refs"
-
-# A module may import modules of earlier rows only. `_discharge.rules.*` stands for its files.
-LAYERS = [
-    ["errors", "_types"],
-    ["_origin"],
-    ["_jax.trees", "_jax.primitives", "_jax.words"],
-    ["_jax.names", "_jax.calls"],
-    ["_jax.arrays", "_jax.callbacks", "_jax.equations", "_jax.hijax", "_jax.linear"],
-    ["_jax.parameters", "_jax.traces"],
-    ["_jax"],
-    ["_indexing", "_indexing.places", "_indexing.rows", "_indexing.sharded", "_indexing.values"],
-    ["_indexing.syntax", "_indexing.updates"],
-    ["_indexing.blocks"],
-    ["_indexing.index"],
-    ["_indexing.nesting"],
-    ["_indexing.ref_transforms"],
-    ["_buffers", "_buffers.handles", "_buffers.records"],
-    ["_buffers.devices", "_buffers.signals"],
-    ["_buffers.parts"],
-    ["_buffers.exchange"],
-    ["_buffers.kernels"],
-    ["_buffers.quick", "_buffers.several"],
-    ["_handles", "_handles.binding", "_handles.display"],
-    ["_handles.access"],
-    ["_handles.members", "_handles.paths"],
-    ["_handles.view"],
-    ["_handles.ref_type"],
-    ["_handles.ref"],
-    ["_handles.making"],
-    ["_handles.abstract", "_handles.predicates"],
-    ["_handles.ending", "_handles.pack", "_handles.resharding"],
-    ["_tracing", "_tracing.discharged", "_tracing.touch", "_tracing.weak_memo"],
-    ["_tracing.trace"],
-    ["_tracing.facts"],
-    ["_tracing.array_facts", "_tracing.updates"],
-    ["_tracing.touch_analysis"],
-    ["_tracing.derivative_rules", "_tracing.touch_walk"],
-    ["_callbacks", "_callbacks.spec"],
-    ["_callbacks.plan"],
-    ["_callbacks.failure"],
-    ["_callbacks.gpu", "_callbacks.eager"],
-    ["_callbacks.primitives"],
-    ["_callbacks.analysis", "_callbacks.callback"],
-    ["_lanes", "_lanes.primitives", "_lanes.lane_analysis", "_lanes.streams"],
-    ["_reversible", "_reversible.formats", "_reversible.inverses", "_reversible.places"],
-    ["_reversible.linear", "_reversible.inverse", "_reversible.nodes", "_reversible.primitive"],
-    ["_reversible.equations", "_reversible.scaling", "_reversible.solve", "_reversible.versions"],
-    ["_reversible.pieces"],
-    ["_reversible.encoding", "_reversible.explain"],
-    ["_reversible.groups"],
-    ["_reversible.build"],
-    ["_reversible.access", "_reversible.plan"],
-    ["_reversible.backward"],
-    ["_reversible.branches", "_reversible.loops"],
-    ["_reversible.scans", "_reversible.whiles"],
-    ["_reversible.flow"],
-    ["_reversible.program"],
-    ["_reversible.call"],
-    ["_discharge.registry", "_discharge.cells"],
-    ["_discharge.lanes", "_discharge.rule_closures", "_discharge.rule_choice"],
-    ["_discharge.scope"],
-    ["_discharge.interpreter"],
-    [
-        *("_discharge.program", "_discharge.custom_rules"),
-        *("_discharge.stored_reads", "_discharge.operation_cache"),
-    ],
-    ["_discharge.op_by_op", "_discharge.discharge", "_discharge.rules", "_discharge.rules.*"],
-    ["_discharge"],
-    ["_inplace.body"],
-    ["_inplace.places"],
-    ["_inplace.fence"],
-    ["_inplace.flatten", "_inplace.starts"],
-    [
-        "_inplace.alike",
-        *("_inplace.accumulate", "_inplace.branches", "_inplace.gathers"),
-        *("_inplace.masked", "_inplace.sharded"),
-    ],
-    ["_inplace.predicate", "_inplace.scatters"],
-    ["_inplace.order"],
-    ["_inplace.overlaps", "_inplace.whole"],
-    ["_inplace.fences"],
-    ["_inplace.rewrite"],
-    ["_inplace.primitive"],
-    ["_inplace"],
-    ["_inplace.in_place"],
-    ["_transactions", "_transactions.lines", "_transactions.signature"],
-    ["_transactions.nested", "_transactions.transaction"],
-    ["_transactions.calls"],
-    ["_explain.accesses", "_explain.hlo", "_explain.page"],
-    ["_explain", "_explain.moves", "_explain.report"],
-    ["_explain.explained"],
-    ["_jit.kinds", "_jit.picking"],
-    ["_jit.packing"],
-    ["_jit.arguments"],
-    ["_jit.executable", "_jit.inner"],
-    ["_jit.entry", "_jit.plain"],
-    ["_jit.ways"],
-    ["_jit.dispatch", "_jit.stages"],
-    ["_jit.types", "_jit.programs"],
-    ["_jit", "_jit.jit"],
-    ["_jit.explain"],
-    ["_derivatives", "_derivatives.inputs"],
-    ["_derivatives.differentiable"],
-    ["_derivatives.direct", "_derivatives.traced"],
-    ["_derivatives.derivative"],
-    ["_transforms.by_jax"],
-    ["_transforms", "_transforms.*"],
-    ["_transforms.jacobian", "_transforms.loops"],
-    ["export", "extend", "random", "tree", "testing._case"],
-    ["testing._derivatives"],
-    ["testing.transforms", "testing.in_place", "testing.reversible"],
-    ["testing"],
-    ["", "__main__"],  # "" is refs/__init__.py
-]
 
 
 def modules():
@@ -144,10 +32,9 @@ MODULES = modules()
 
 
 def tracked_files():
+    command = ["git", "ls-files", "-z"]
     try:
-        listed = subprocess.run(
-            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return []
     return [ROOT / name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]
@@ -169,8 +56,16 @@ def python_files():
     )
 
 
+@functools.cache
 def parse(path):
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_trees():
+    """A million objects, which each garbage collection would search."""
+    yield
+    parse.cache_clear()
 
 
 def relative(path):
@@ -215,15 +110,19 @@ def imports(tree):
                 yield name.removeprefix("refs").removeprefix(".")
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_every_module_has_a_layer(module):
-    assert rank(module) is not None, f"say in LAYERS what refs.{module} may import"
+def test_every_module_has_a_layer():
+    missing = [module for module in MODULES if rank(module) is None]
+    assert not missing, "say in LAYERS what they may import"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_run_one_way(module):
-    wrong = [m for m in imports(parse(MODULES[module])) if rank(m) >= rank(module)]
-    assert not wrong, f"refs.{module} may not import {wrong}: they stand beside or above it"
+def test_imports_run_one_way():
+    """A module may not import what stands beside or above it."""
+    wrong = {
+        module: beside_or_above
+        for module, path in MODULES.items()
+        if (beside_or_above := [m for m in imports(parse(path)) if rank(m) >= rank(module)])
+    }
+    assert not wrong
 
 
 def test_packages_stand_apart():
@@ -233,10 +132,9 @@ def test_packages_stand_apart():
     assert len(apart) == len(set(apart))
 
 
-@pytest.mark.parametrize("row", LAYERS, ids=str)
-def test_layers_name_modules_that_exist(row):
-    for name in row:
-        assert name in MODULES or name.endswith(".*")
+def test_layers_name_modules_that_exist():
+    named = [name for row in LAYERS for name in row if not name.endswith(".*")]
+    assert not [name for name in named if name not in MODULES]
 
 
 def test_the_checker_sees_imports():
@@ -263,29 +161,31 @@ def private_uses(tree):
             named = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             named = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Attribute):
+        elif isinstance(node, ast.Attribute) and node.attr == "_src":
             named = [ast.unparse(node)]
         else:
             continue
         yield from (name for name in named if f"{name}.".startswith(f"{PRIVATE}."))
 
 
-@pytest.mark.parametrize("path", python_files(), ids=relative)
-def test_the_only_door_to_private_names(path):
-    uses = list(private_uses(parse(path)))
-    if not relative(path).startswith(DOOR):
-        assert not uses, f"{uses}: import it through {DOOR}"
-    if PACKAGE in path.parents and not relative(path).startswith(DOOR):
-        assert PRIVATE not in path.read_text(), f"private names are spelled in {DOOR} only"
+def test_the_only_door_to_private_names():
+    """They are imported through the door, and in the package they are spelled nowhere else."""
+    outside = [path for path in python_files() if not relative(path).startswith(DOOR)]
+    uses = {relative(path): used for path in outside if (used := [*private_uses(parse(path))])}
+    assert not uses
+    package = [path for path in outside if PACKAGE in path.parents]
+    assert not [relative(path) for path in package if PRIVATE in path.read_text()]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / DOOR).glob("[!_]*.py")), ids=relative)
-def test_the_door_says_what_it_gives(path):
-    module = importlib.import_module(f"refs._jax.{path.stem}")
-    given = {name: getattr(module, name) for name in module.__all__}
-    assert not [name for name, x in given.items() if isinstance(x, types.ModuleType)]
-    defined = {node.name for node in parse(path).body if isinstance(node, ast.FunctionDef)}
-    assert {name for name in defined if not name.startswith("_")} <= {*given}
+def test_the_door_says_what_it_gives():
+    paths = sorted((ROOT / DOOR).glob("[!_]*.py"))
+    assert paths
+    for path in paths:
+        module = importlib.import_module(f"refs._jax.{path.stem}")
+        given = {name: getattr(module, name) for name in module.__all__}
+        assert not [name for name, x in given.items() if isinstance(x, types.ModuleType)]
+        defined = {node.name for node in parse(path).body if isinstance(node, ast.FunctionDef)}
+        assert {name for name in defined if not name.startswith("_")} <= {*given}, relative(path)
 
 
 def test_no_module_comes_through_the_door():
@@ -327,27 +227,26 @@ def test_no_private_attribute_of_jax_is_used_outside_the_door():
 # --- Files ---
 
 
-@pytest.mark.parametrize("path", python_files(), ids=relative)
-def test_files_are_small(path):
-    n_lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert n_lines <= 400, f"{relative(path)} is long: look for the seam"
+def test_files_are_small():
+    long = [p for p in python_files() if len(p.read_text(encoding="utf-8").splitlines()) > 400]
+    assert not [relative(path) for path in long], "look for the seam"
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in MODULES.values() if p.name == "__init__.py"], ids=relative
-)
-def test_init_files_have_no_logic(path):
-    for node in parse(path).body:
+def test_init_files_have_no_logic():
+    inits = [path for path in MODULES.values() if path.name == "__init__.py"]
+    assert inits
+    for file, node in [(path, node) for path in inits for node in parse(path).body]:
         docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         version = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in (
             "__version__",
             "__all__",
         )
-        assert docstring or version or isinstance(node, ast.ImportFrom), ast.unparse(node)
+        where = f"{relative(file)}: {ast.unparse(node)}"
+        assert docstring or version or isinstance(node, ast.ImportFrom), where
         if isinstance(node, ast.ImportFrom):
             # `from … import x as x` says that x is there to be imported; the door lets all in.
-            is_door = relative(path).startswith(DOOR)
-            assert all(a.asname or (is_door and a.name == "*") for a in node.names)
+            is_door = relative(file).startswith(DOOR)
+            assert all(a.asname or (is_door and a.name == "*") for a in node.names), where
 
 
 def test_a_star_import_has_all_that_is_public_and_no_builtin():
@@ -356,9 +255,8 @@ def test_a_star_import_has_all_that_is_public_and_no_builtin():
     assert public & {*vars(builtins)} == {"map", "set"}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_modules_say_what_they_are_about(module):
-    assert ast.get_docstring(parse(MODULES[module]))
+def test_modules_say_what_they_are_about():
+    assert not [m for m, path in MODULES.items() if not ast.get_docstring(parse(path))]
 
 
 def test_no_file_is_called_utils():
@@ -368,19 +266,25 @@ def test_no_file_is_called_utils():
 # --- Code ---
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_errors_are_ours(module):
+def nodes(kind):
+    """Every node of a kind in the package, with its place."""
+    for path in MODULES.values():
+        for node in ast.walk(parse(path)):
+            if isinstance(node, kind):
+                yield f"{relative(path)}:{node.lineno}", node
+
+
+def test_errors_are_ours():
     """`NotImplementedError` tells nobody what to do: `MissingRuleError` does."""
-    for node in ast.walk(parse(MODULES[module])):
-        if isinstance(node, ast.Raise) and node.exc is not None:
-            assert "NotImplementedError" not in ast.unparse(node.exc), f"line {node.lineno}"
+    raised = [(place, ast.unparse(node.exc)) for place, node in nodes(ast.Raise) if node.exc]
+    assert raised
+    assert not [(place, error) for place, error in raised if "NotImplementedError" in error]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_zip_says_whether_it_is_strict(module):
-    for node in ast.walk(parse(MODULES[module])):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "zip":
-            assert "strict" in {k.arg for k in node.keywords}, f"line {node.lineno}"
+def test_zip_says_whether_it_is_strict():
+    zips = [(p, node) for p, node in nodes(ast.Call) if getattr(node.func, "id", "") == "zip"]
+    assert zips
+    assert not [p for p, node in zips if "strict" not in {k.arg for k in node.keywords}]
 
 
 def test_nothing_is_left_to_do():

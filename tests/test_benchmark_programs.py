@@ -45,6 +45,7 @@ def test_every_way_of_a_program_agrees_with_the_bound(title):
     assert any(not np.array_equal(x, y) for x, y in zip(before, after, strict=True))
 
 
+@pytest.mark.as_released
 @pytest.mark.parametrize("title", PROGRAMS)
 def test_every_program_over_refs_is_in_place(title):
     """A gradient begins with a copy of its argument, which stays as it is."""
@@ -55,6 +56,7 @@ def test_every_program_over_refs_is_in_place(title):
     assert_in_place(program.over_refs, *held, *on_device, loops_only="gradient" in title)
 
 
+@pytest.mark.as_released
 @pytest.mark.parametrize("title", [title for title in PROGRAMS if "gradient" in title])
 def test_a_gradient_takes_no_more_memory_than_by_hand(title):
     program = PROGRAMS[title]

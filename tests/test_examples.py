@@ -42,6 +42,7 @@ def test_digits_learns_in_place(digits):
     assert f"{result.test_accuracy:.2%}" in out.getvalue()
 
 
+@pytest.mark.as_released
 @pytest.mark.slow
 def test_digits_explained(digits):
     """What the report says of the step is what the example promises, and what its HLO has."""

@@ -110,6 +110,7 @@ def test_gym_env_learns(gym_env, console, tmp_path):
         assert (tmp_path / "CartPole-v1.png").stat().st_size > 1000
 
 
+@pytest.mark.as_released
 @pytest.mark.slow
 def test_gym_env_writes_into_the_buffer(gym_env, monkeypatch):
     worlds = gym_env.Worlds("CartPole-v1", 64, 0)
@@ -151,6 +152,7 @@ def test_shared_memory_is_followed(shared_memory, console):
     assert "0 inconsistent" in console.file.getvalue()
 
 
+@pytest.mark.as_released
 @pytest.mark.slow
 def test_shared_memory_callback_gets_the_parameters(shared_memory):
     net = jax.tree.map(refs.new_ref, shared_memory.init(0))

@@ -22,8 +22,13 @@ PROGRAM = str(EXAMPLES / "sharded_training.py")
 
 
 def run(*command):
-    # The example makes the devices that it needs, whatever the tests run on.
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_"))}
+    # The example makes the devices that it needs, whatever the tests run on; executables are kept.
+    cache = "JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE"
+    inherited = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("XLA_", "JAX_")) or k.startswith(cache)
+    }
     return subprocess.run(
         [sys.executable, *command],
         env={**inherited, "COLUMNS": "100"},

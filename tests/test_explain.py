@@ -11,6 +11,8 @@ import pytest
 import refs
 from tests.processes import run_with_devices
 
+pytestmark = pytest.mark.as_released
+
 N = 10_000
 
 

@@ -11,6 +11,8 @@ from jax.ad_checkpoint import checkpoint_name
 import refs
 from refs.testing import assert_in_place
 
+pytestmark = pytest.mark.as_released
+
 N = 10_000
 
 

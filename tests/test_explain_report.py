@@ -16,6 +16,8 @@ import refs
 from refs.__main__ import main
 from tests.processes import ROOT, run_with
 
+pytestmark = pytest.mark.as_released
+
 N = 10_000
 
 

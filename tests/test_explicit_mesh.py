@@ -11,7 +11,6 @@ from jax.sharding import AxisType, NamedSharding
 
 import refs
 from refs.errors import RefValueError
-from tests.processes import run_again_with_devices
 
 N = jax.device_count()
 X = np.arange(24, dtype=np.float32).reshape(8, 3)
@@ -265,12 +264,6 @@ def test_a_part_whose_sharding_is_not_known(run, case, mesh):
         with pytest.raises(RefValueError, match=text):
             run(lambda rows, act=act: act(r, rows), rows)
     np.testing.assert_array_equal(r[...], X)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(N == 4, reason="the process with four devices")
-def test_on_four_devices():
-    assert "1 skipped" in run_again_with_devices(4, __file__)
 
 
 def test_a_ref_on_one_device_of_what_is_on_an_explicit_mesh():

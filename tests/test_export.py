@@ -16,6 +16,8 @@ from refs.testing import assert_in_place
 from tests.placement import addresses
 from tests.processes import run_with_devices
 
+pytestmark = pytest.mark.as_released
+
 X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
 
 

@@ -13,7 +13,6 @@ from jax.sharding import AxisType
 
 import refs
 from refs.random import stateful_rng
-from tests.processes import run_again_with_devices
 
 XS = jnp.arange(3.0)
 
@@ -336,12 +335,6 @@ def test_lanes_that_devices_divide(wrap, kind):
         got = wrap(refs.vmap(lambda x: x + rng.normal()))(xs)
         same(got, jnp.stack([g.normal() for g in expected.spawn(2 * N)]))
         assert got.sharding.is_equivalent_to(place, 1)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(N > 1, reason="there are more devices already")
-def test_on_four_devices():
-    assert "passed" in run_again_with_devices(4, __file__, "-k", "devices")
 
 
 # -- Itself ---------------------------------------------------------------------------------------

@@ -13,15 +13,9 @@ from jax.sharding import AxisType
 import refs
 from refs.errors import RefStateError, RefTypeError, RefValueError
 from tests.placement import addresses
-from tests.processes import run_again_with_devices
 
 N = jax.device_count()
-several = pytest.mark.skipif(N != 8, reason="runs again in a process with eight devices")
-
-
-@pytest.mark.skipif(N == 8, reason="the process with eight devices")
-def test_on_eight_devices():
-    assert "1 skipped" in run_again_with_devices(8, __file__)
+several = pytest.mark.skipif(N != 8, reason="test_several_devices.py runs this on eight")
 
 
 class Model(NamedTuple):
@@ -87,6 +81,7 @@ def test_get_gives_separate_arrays():
     same(got, model())
 
 
+@pytest.mark.as_released
 def test_set_keeps_the_memory():
     state = refs.tree.new_ref(model())
     where = state.w.unsafe_buffer_pointer()
@@ -219,6 +214,7 @@ def test_jax_own_refs():
 # --- Lending ---
 
 
+@pytest.mark.as_released
 def test_borrowed_arrays_are_the_memory_itself():
     state = refs.tree.new_ref(model())
     with refs.tree.borrow(state) as arrays:
@@ -297,6 +293,7 @@ def test_borrowing_waits_for_a_writer():
 # --- On a mesh ---
 
 
+@pytest.mark.as_released
 @several
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 def test_sharded_trees(kind):
@@ -342,6 +339,7 @@ def test_a_tree_is_resharded_and_errors_name_the_leaf():
     assert info.value.__notes__[-1] == "tree.new_ref: at `s['b']`"
 
 
+@pytest.mark.as_released
 @several
 def test_the_shards_of_a_training_state_stay_for_a_thousand_steps():
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)

@@ -1,6 +1,6 @@
 """Arrays that lie on another device than a ref: the use is refused, and nothing has changed.
 
-`test_on_four_devices` runs this file on four.
+`tests/test_several_devices.py` runs this file on four.
 """
 
 import contextlib
@@ -12,10 +12,11 @@ import pytest
 from jax import P
 
 import refs
-from tests.processes import run_again_with_devices
 
 DEVICES = jax.devices()
-has_several = pytest.mark.skipif(len(DEVICES) == 1, reason="run by test_on_four_devices")
+has_several = pytest.mark.skipif(
+    len(DEVICES) == 1, reason="test_several_devices.py runs this on four"
+)
 
 
 def on(k, value):
@@ -99,9 +100,3 @@ def test_numbers_that_were_first_used_under_a_mesh_are_used_without_it():
         other[1233] = number
         assert float(other[1233, 0]) == number
     assert other.sharding.device_set == {DEVICES[1]}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(len(DEVICES) > 1, reason="there are more devices already")
-def test_on_four_devices():
-    assert "1 skipped" in run_again_with_devices(4, __file__)

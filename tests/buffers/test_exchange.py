@@ -23,6 +23,8 @@ from refs.errors import RefStateError
 from tests.faults.harness import side_by_side
 from tests.faults.interruptions import at_place, places
 
+pytestmark = pytest.mark.as_released
+
 OLD, NEW = "abc", "xyz"
 
 

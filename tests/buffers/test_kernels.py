@@ -10,6 +10,8 @@ import pytest
 import refs
 from refs._buffers import quick
 
+pytestmark = pytest.mark.as_released
+
 
 @pytest.fixture
 def compiled(caplog):

@@ -11,7 +11,7 @@ from refs._jit import ways
 from tests.inplace.helpers import assert_in_place
 from tests.platforms import in_host_memory
 
-pytestmark = in_host_memory
+pytestmark = [in_host_memory, pytest.mark.as_released]
 
 S = jax.ShapeDtypeStruct
 

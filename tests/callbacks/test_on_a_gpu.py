@@ -11,6 +11,7 @@ from tests.platforms import ON_CPU
 pytestmark = pytest.mark.skipif(ON_CPU, reason="needs a GPU")
 
 
+@pytest.mark.as_released
 def test_cupy_has_the_memory_of_the_ref():
     cupy = pytest.importorskip("cupy")
     r, seen = refs.new_ref(jnp.arange(8.0)), set()
@@ -43,6 +44,7 @@ def test_cupy_has_the_memory_of_the_ref():
     assert seen == {address} == {r.unsafe_buffer_pointer()}
 
 
+@pytest.mark.as_released
 def test_torch_has_the_memory_of_the_ref():
     torch = pytest.importorskip("torch")
     r, seen = refs.new_ref(jnp.arange(8.0)), set()

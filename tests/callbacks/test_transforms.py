@@ -14,7 +14,6 @@ from jax.sharding import AxisType, NamedSharding
 import refs
 from refs.errors import RefTypeError, RefValueError
 from tests import oracle
-from tests.processes import run_again_with_devices
 
 S = jax.ShapeDtypeStruct
 P = jax.P
@@ -391,10 +390,3 @@ def test_without_a_mesh(jit):
     with pytest.raises(RefValueError, match=r"spread|spreads.*`refs.shard_map`"):
         jit(lambda: refs.io_callback(add_one, None, r))()
     same(r[...], X)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(N > 1, reason="there are more devices already")
-def test_on_four_devices():
-    said = run_again_with_devices(4, __file__, "-k", "(device or mesh) and not four")
-    assert "10 passed" in said

@@ -32,6 +32,7 @@ def assert_equal(state, expected):
     jax.tree.map(np.testing.assert_array_equal, values(state), expected)
 
 
+@pytest.mark.as_released
 @pytest.mark.parametrize("checkpointer", [ocp.StandardCheckpointer, ocp.PyTreeCheckpointer])
 def test_orbax_saves_what_was_there_and_restores_in_place(tmp_path, checkpointer):
     state = make()

@@ -64,6 +64,7 @@ def test_what_raises(n, writes_first, place):
         assert (held(a), held(b)) == (before + count, old + 2 * count)
 
 
+@pytest.mark.as_released
 @pytest.mark.parametrize("place", [at_top, in_jit, in_a_loop], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("n", [SMALL, LARGE])
 @pytest.mark.parametrize("keep_old", [None, False, True])

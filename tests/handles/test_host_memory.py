@@ -12,14 +12,8 @@ from jax.sharding import AxisType, SingleDeviceSharding
 import refs
 from refs.errors import RefTypeError
 from tests.placement import N, addresses
-from tests.processes import run_again_with_devices
 
 X = np.arange(16.0, dtype=np.float32)
-
-
-@pytest.mark.skipif(N == 8, reason="the process with eight devices")
-def test_on_eight_devices():
-    assert "3 skipped" in run_again_with_devices(8, __file__)
 
 
 def one():
@@ -38,7 +32,7 @@ PLACES = {"one": one} | {str(kind): lambda k=kind: over_mesh(k) for kind in KIND
 @pytest.fixture(params=PLACES)
 def host(request):
     if N != 8 and request.param != "one":
-        pytest.skip("runs again in a process with eight devices")
+        pytest.skip("test_several_devices.py runs this on eight")
     return PLACES[request.param]()
 
 
@@ -114,6 +108,7 @@ def test_accesses(host, wrap):
     assert is_there(r, host)
 
 
+@pytest.mark.as_released
 def test_an_optimizer_with_moments_on_the_host(host):
     m = refs.new_ref(X, sharding=host)
     w = refs.new_ref(X, sharding=host.with_memory_kind("device"))

@@ -29,6 +29,7 @@ def equal(packed, expected):
     jax.tree.map(np.testing.assert_array_equal, values(packed), expected)
 
 
+@pytest.mark.as_released
 def test_a_tree_of_refs_with_names_and_places():
     packed = refs.pack(tree(), name="params")
     assert jax.tree.structure(packed) == jax.tree.structure(tree())
@@ -46,6 +47,7 @@ def test_a_tree_of_refs_with_names_and_places():
     assert refs.pack([1.0, 2.0])[1].name == "[1]"
 
 
+@pytest.mark.as_released
 def test_each_dtype_has_its_buffer():
     values = [jnp.ones(3, d) for d in ("float32", "int8", "bool", "bfloat16", "complex64")] * 2
     packed = refs.pack(values)
@@ -125,6 +127,7 @@ def test_operations_touch_their_part_only():
     equal(packed, expected)
 
 
+@pytest.mark.as_released
 @pytest.mark.parametrize(
     "operation",
     [

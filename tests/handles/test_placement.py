@@ -14,13 +14,7 @@ from jax.sharding import AxisType
 
 import refs
 from refs.errors import RefTypeError, RefValueError
-from tests.placement import N, X, lies_at, several
-from tests.processes import run_again_with_devices
-
-
-@pytest.mark.skipif(N == 8, reason="the process with eight devices")
-def test_on_eight_devices():
-    assert "1 skipped" in run_again_with_devices(8, __file__)
+from tests.placement import X, lies_at, several
 
 
 @refs.jit
@@ -344,6 +338,7 @@ def test_going_along_with_another_device():
     assert count.devices() == {jax.devices()[2]}
 
 
+@pytest.mark.as_released
 @several
 def test_pointers_stay(split):
     state, count = refs.new_ref(X, sharding=split), refs.new_ref(0)

@@ -10,13 +10,7 @@ from jax import P
 
 import refs
 from refs.errors import RefValueError
-from tests.placement import N, X, addresses, lies_at, several
-from tests.processes import run_again_with_devices
-
-
-@pytest.mark.skipif(N == 8, reason="the process with eight devices")
-def test_on_eight_devices():
-    assert "1 skipped" in run_again_with_devices(8, __file__)
+from tests.placement import X, addresses, lies_at, several
 
 
 @refs.jit
@@ -60,6 +54,7 @@ def test_a_spec_over_the_mesh_in_force(mesh, split):
     assert lies_at(inside, split)
 
 
+@pytest.mark.as_released
 @several
 def test_the_error_for_an_array_that_lies_elsewhere(split):
     r = refs.new_ref(X, sharding=split, name="r")
@@ -70,6 +65,7 @@ def test_the_error_for_an_array_that_lies_elsewhere(split):
         r.unsafe_buffer_pointer()
 
 
+@pytest.mark.as_released
 @several
 def test_the_memory_of_numpy_arrays_is_not_the_refs(split):
     # JAX takes an array at an address like this one as it is.

@@ -29,6 +29,7 @@ def test_a_copy_is_separate_from_its_source():
         assert ref[...].tolist() == [9, 1, 2]
 
 
+@pytest.mark.as_released
 def test_copy_false_takes_the_buffer_over():
     source = jnp.arange(3.0) + 1
     pointer = source.unsafe_buffer_pointer()
@@ -111,6 +112,7 @@ def test_empty_ref_of_no_type_is_refused():
 # --- What a handle shows ---
 
 
+@pytest.mark.as_released
 def test_attributes():
     ref = refs.new_ref(jnp.zeros((2, 3), jnp.int16), name="w")
     assert (ref.shape, ref.dtype, ref.ndim, ref.size) == ((2, 3), jnp.int16, 2, 6)
@@ -155,6 +157,7 @@ def test_repr_of_an_ended_ref(ref):
     assert text.endswith(">, shape=(3,), dtype=float32, name='state')")
 
 
+@pytest.mark.as_released
 def test_repr_does_not_cost_the_buffer(ref):
     pointer = ref.unsafe_buffer_pointer()
     repr(ref), str(ref), ref[...].tolist(), np.asarray(ref[...])
@@ -247,6 +250,7 @@ def updates(ref, n):
     ]
 
 
+@pytest.mark.as_released
 @pytest.mark.parametrize("n", [1, 10**6])
 def test_every_update_keeps_the_pointer(n):
     ref = refs.new_ref(jnp.zeros(n))
@@ -269,6 +273,7 @@ def test_what_was_read_is_separate_from_later_writes(ref):
 # --- Ending ---
 
 
+@pytest.mark.as_released
 def test_freeze_gives_the_buffer_away_without_a_copy(ref):
     pointer = ref.unsafe_buffer_pointer()
     value = refs.freeze(ref)
@@ -312,6 +317,7 @@ USES = {
 }
 
 
+@pytest.mark.as_released
 @pytest.mark.parametrize("end, word", [(refs.freeze, "frozen"), (refs.free_ref, "freed")])
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_use_after_the_end_says_where_it_began_and_ended(ref, use, end, word):

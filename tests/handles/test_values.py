@@ -294,6 +294,7 @@ def test_the_repr_of_keys_shows_shape_and_dtype(keys):
 # --- A refused value changes nothing ---
 
 
+@pytest.mark.as_released
 @pytest.mark.parametrize("run", [lambda f, r: f(r), lambda f, r: refs.jit(f)(r)])
 @pytest.mark.parametrize("value", [2.5, 1j, 2**40, np.ones(3, np.int32)], ids=str)
 def test_errors_leave_the_ref_untouched(run, value):

@@ -135,6 +135,7 @@ def test_brackets_of_a_view(ref, run):
     assert ref[...].tolist() == [[0, 1, 2], [8, 14, 15]]
 
 
+@pytest.mark.as_released
 def test_updates_keep_the_pointer(ref):
     pointer = ref.unsafe_buffer_pointer()
     for view, _ in VIEWS.values():

@@ -288,6 +288,7 @@ def test_lanes_accumulate_through_nested_views():
     np.testing.assert_array_equal(r[...], want)
 
 
+@pytest.mark.as_released
 @pytest.mark.parametrize("i", [1, np.array([1, 0]), jnp.array([1, 0])], ids=["int", "np", "jnp"])
 def test_nested_updates_touch_only_their_part(i):
     r = refs.new_ref(jnp.zeros((8, 1000)))

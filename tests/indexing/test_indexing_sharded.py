@@ -8,10 +8,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import refs
-from tests.processes import run_again_with_devices
 
 N = jax.device_count()
-several = pytest.mark.skipif(N != 8, reason="runs again in a process with eight devices")
+several = pytest.mark.skipif(N != 8, reason="test_several_devices.py runs this on eight")
 
 
 def eagerly(program, *args):
@@ -177,9 +176,3 @@ def test_an_explicit_mesh_of_any_size_and_an_update_of_the_whole(run, n):
         r = refs.new_ref(jax.device_put(np.zeros(8, np.float32), NamedSharding(mesh, P("x"))))
         run(lambda: refs.addupdate(r, ..., 1.0))
         assert r[...].tolist() == [1] * 8
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(N == 8, reason="the process with eight devices")
-def test_in_a_process_with_eight_devices():
-    assert "1 skipped" in run_again_with_devices(8, __file__)

@@ -14,6 +14,8 @@ import refs
 from refs._inplace import alike
 from tests.inplace.helpers import rewritten
 
+pytestmark = pytest.mark.as_released
+
 OPERATIONS = [
     lambda x, s, g: x * 0.5 + 1,
     lambda x, s, g: jnp.where(x > s, x, -x),

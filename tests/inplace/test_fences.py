@@ -12,6 +12,8 @@ from refs._inplace import body
 from tests.inplace.helpers import assert_in_place, rewritten
 from tests.platforms import as_on_cpu
 
+pytestmark = pytest.mark.as_released
+
 N = 10_000
 
 

@@ -15,6 +15,8 @@ from refs import _jax, errors
 from refs._inplace import rewrite
 from tests.inplace.helpers import assert_in_place
 
+pytestmark = pytest.mark.as_released
+
 N = 10_000
 IS_OLD = jaxlib.version.__version_info__ < (0, 11, 2)
 

@@ -10,6 +10,8 @@ import refs
 from refs._explain.hlo import Module
 from tests.inplace.helpers import assert_in_place
 
+pytestmark = pytest.mark.as_released
+
 N = 10_000
 
 

@@ -12,6 +12,8 @@ import refs
 from refs._inplace.masked import drop_masked_rows
 from tests.inplace.helpers import assert_in_place, rewritten
 
+pytestmark = pytest.mark.as_released
+
 X = jnp.arange(4 * 16 * 8.0).reshape(4, 16, 8)
 PLACES = jnp.array([3, -2, 40, 15])
 WHETHER = jnp.array([6])

@@ -10,6 +10,8 @@ from jax import lax
 
 import refs
 
+pytestmark = pytest.mark.as_released
+
 N = 12  # elements of a row
 BLOCK = 4  # elements that are read, and written
 ORDER = np.array([2, 0, 3, 1])

@@ -13,6 +13,8 @@ from refs._inplace.flatten import flatten
 from refs._inplace.predicate import predicate
 from tests.inplace.helpers import assert_in_place
 
+pytestmark = pytest.mark.as_released
+
 N = 1000
 BRANCHES = {}
 

@@ -12,6 +12,8 @@ import refs
 from tests.inplace.helpers import assert_in_place, rewritten
 from tests.platforms import as_on_cpu
 
+pytestmark = pytest.mark.as_released
+
 X = jnp.arange(512.0).reshape(8, 64)
 ROWS = jnp.array([3, -2, 70, 3, 0])
 CUBE = X.reshape(4, 8, 16)

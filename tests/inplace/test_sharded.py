@@ -24,14 +24,15 @@ from refs._indexing.index import Index
 from refs._indexing.rows import add_rows, read_rows, write_rows
 from refs._inplace import rewrite
 from tests.inplace.helpers import assert_in_place, rewritten
-from tests.processes import run_again_with_devices
+
+pytestmark = pytest.mark.as_released
 
 N = 4096
 V = np.arange(4.0, dtype=np.float32)
 K = 100  # where programs begin
 
 several = pytest.mark.skipif(
-    jax.device_count() != 8, reason="runs again in a process with eight devices"
+    jax.device_count() != 8, reason="test_several_devices.py runs this on eight"
 )
 
 
@@ -130,12 +131,6 @@ def test_the_gradient_of_a_read_is_added_to_its_buffer():
 
 
 # --- Programs on eight devices ---
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(jax.device_count() == 8, reason="the process with eight devices")
-def test_on_eight_devices():
-    assert "1 skipped" in run_again_with_devices(8, __file__)
 
 
 def sharding():

@@ -18,6 +18,8 @@ from refs._inplace.body import Body
 from refs._inplace.order import order
 from tests.inplace.helpers import rewritten
 
+pytestmark = pytest.mark.as_released
+
 X = jnp.arange(512.0).reshape(8, 64)
 
 

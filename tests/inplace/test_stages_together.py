@@ -7,6 +7,8 @@ from jax import lax
 
 from tests.inplace.helpers import rewritten
 
+pytestmark = pytest.mark.as_released
+
 X = jnp.arange(512.0).reshape(8, 64)
 
 

@@ -8,7 +8,6 @@ from jax import P
 from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 
 import refs
-from tests.processes import run_again_with_devices
 
 N = jax.device_count()
 X = np.arange(8, dtype=np.float32) + 1
@@ -106,12 +105,6 @@ def test_a_callback_does_not_write_what_a_program_reads():
             refs.io_callback(lambda memory: memory.fill(7), None, r)
         assert read[0] == 1
         assert r[0] == 7
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(N > 1, reason="there are more devices already")
-def test_on_four_devices():
-    assert "1 skipped" in run_again_with_devices(4, __file__)
 
 
 def test_a_scan_over_rows_of_a_ref():

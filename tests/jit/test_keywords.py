@@ -147,6 +147,7 @@ def test_compiler_options():
 # --- Stages ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.as_released
 def test_lower_compile_call():
     traces = []
 

@@ -359,6 +359,7 @@ def test_copies(stage):
             make(told)
 
 
+@pytest.mark.as_released
 def test_what_wraps_it_has_methods_of_its_own():
     add = refs.jit(lambda r, x: r.at[...].add(x))
     r = refs.new_ref(X)

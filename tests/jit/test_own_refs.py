@@ -283,6 +283,7 @@ def test_a_linear_function_is_transposed():
     np.testing.assert_array_equal(out, [1, 4, 6, 8])
 
 
+@pytest.mark.as_released
 def test_stays_in_place():
     def f(x):
         r = refs.new_ref(x)

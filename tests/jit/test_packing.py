@@ -205,6 +205,7 @@ def test_written_parts_among_others(n):
             np.testing.assert_allclose(r, np.full(sizes[j], want), rtol=1e-6)
 
 
+@pytest.mark.as_released
 def test_the_buffer_stays_and_is_the_only_operand(packs):
     p = refs.pack([jnp.ones((4, 4))] * 50)
     pointers = [r.unsafe_buffer_pointer() for r in p]

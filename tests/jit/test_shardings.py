@@ -1,6 +1,6 @@
 """refs.jit: `in_shardings` and `out_shardings` of arguments and results that mix arrays and refs.
 
-Run on as many devices as there are; `test_on_four_devices` runs this file on four.
+Run on as many devices as there are; `tests/test_several_devices.py` runs this file on four.
 """
 
 import jax
@@ -10,7 +10,6 @@ import pytest
 from jax import P
 
 import refs
-from tests.processes import run_again_with_devices
 
 N = len(jax.devices())
 MESH = jax.make_mesh((N,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -150,12 +149,6 @@ def test_inside_another(outer):
     else:
         outer(program).lower(X).compile()
     assert seen[0].is_equivalent_to(SPLIT, 1)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(N > 1, reason="there are more devices already")
-def test_on_four_devices():
-    assert "1 skipped" in run_again_with_devices(4, __file__)
 
 
 def test_of_an_argument_that_is_a_ref_alone():

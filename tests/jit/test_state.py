@@ -12,6 +12,8 @@ from jax import lax
 
 import refs
 
+pytestmark = pytest.mark.as_released
+
 X = np.arange(4, dtype=np.float32)
 
 

@@ -31,6 +31,7 @@ def nested(a, b, ws):
     return jnp.sum(a[...] * b[...])
 
 
+@pytest.mark.as_released
 @pytest.mark.parametrize("program", [net, nested])
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_products_share_no_operand(program, mode):

@@ -13,7 +13,7 @@ from tests.platforms import as_on_cpu
 from tests.reversible.common import loss_of
 from tests.reversible.programs import net
 
-pytestmark = as_on_cpu
+pytestmark = [as_on_cpu, pytest.mark.as_released]
 
 ODD = 37  # no other size is this
 WIDTH = 16

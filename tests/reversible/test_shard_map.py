@@ -1,6 +1,6 @@
 """`refs.reversible` on several devices.
 
-Run on as many devices as there are; `test_on_four_devices` runs this file on four.
+Run on as many devices as there are; `tests/test_several_devices.py` runs this file on four.
 """
 
 import jax
@@ -11,7 +11,6 @@ from jax import P, lax
 from jax.sharding import AxisType, NamedSharding
 
 import refs
-from tests.processes import run_again_with_devices
 from tests.reversible import programs
 from tests.reversible.common import BOTH, FIXED, MODES, agree
 
@@ -207,8 +206,3 @@ def test_without_shard_map(kind, mode):
         got = refs.jit(refs.grad(loss, BOTH))(ws, x)
         agree(got, WANT(WS, X), 1e-8)
         assert got[1].sharding.is_equivalent_to(place, 2)
-
-
-@pytest.mark.skipif(N > 1, reason="has several devices already")
-def test_on_four_devices():
-    assert "1 skipped" in run_again_with_devices(4, __file__)

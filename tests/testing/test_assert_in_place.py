@@ -9,6 +9,8 @@ import refs
 from refs import errors
 from refs.testing import assert_in_place
 
+pytestmark = pytest.mark.as_released
+
 N = 10_000
 
 

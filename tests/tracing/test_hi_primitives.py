@@ -105,6 +105,7 @@ def test_differentiated(f):
     same(refs.jit(refs.grad(loss))(X, refs.new_ref(X)), wanted)
 
 
+@pytest.mark.as_released
 @functions
 def test_the_rest_is_in_place(f):
     big = refs.new_ref(jnp.zeros(1000))

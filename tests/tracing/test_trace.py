@@ -135,6 +135,7 @@ def fail(r, x):
     raise ZeroDivisionError("on purpose")
 
 
+@pytest.mark.as_released
 @pytest.mark.parametrize(
     "trace", [refs.make_jaxpr, refs.jit, lambda f: refs.jit(f).lower, lambda f: refs.jit(f).trace]
 )
@@ -229,6 +230,7 @@ def test_abstract_arguments():
     assert len(jaxpr.jaxpr.invars) == 2
 
 
+@pytest.mark.as_released
 def test_names_and_functions_survive():
     def my_function(r):
         bump(r)

@@ -1,6 +1,6 @@
 """`refs.shard_map`: refs split over devices, refs that all devices share, and what differentiates.
 
-Run on as many devices as there are; `test_on_four_devices` runs this file on four.
+Run on as many devices as there are; `tests/test_several_devices.py` runs this file on four.
 """
 
 import jax
@@ -13,7 +13,6 @@ from jax.sharding import AxisType, NamedSharding
 import refs
 from refs.errors import RefValueError
 from tests import oracle
-from tests.processes import run_again_with_devices
 
 P = jax.P
 N = len(jax.devices())
@@ -48,6 +47,7 @@ def shards(x):
     return np.split(np.array(x), N)
 
 
+@pytest.mark.as_released
 @everywhere
 def test_each_device_has_its_shard(wrap):
     r = split()
@@ -327,12 +327,6 @@ def test_refs_that_nobody_has_placed_go_to_the_mesh(wrap, is_passed):
     for k in (2, 3):
         np.testing.assert_array_equal(wrap(mapped)(*args), k * X)
         assert n[...] == k
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(N > 1, reason="there are more devices already")
-def test_on_four_devices():
-    assert "1 skipped" in run_again_with_devices(4, __file__)
 
 
 def test_what_has_no_spec_is_handed_on_as_it_is():

@@ -260,6 +260,7 @@ def test_gradients_in_maps_and_maps_in_gradients(jit, table, n):
     assert n[...] == 4
 
 
+@pytest.mark.as_released
 def test_many_lanes_cost_their_updates():
     histogram = refs.new_ref(jnp.zeros(10**6))
     mapped = refs.jit(refs.vmap(lambda i: histogram.at[i].add(1.0)))
