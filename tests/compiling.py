@@ -6,14 +6,15 @@ looked at by tests with the marker `as_released`: those compile as users do, and
 with `--as-released`.
 
 Executables are kept in JAX's persistent cache, in the user's cache folder, for later runs and for
-the processes that tests start. A module's programs and MLIR contexts are dropped when the next
-module begins: a worker would grow to several gigabytes.
+the processes that tests start. When a worker has grown to a gigabyte, it drops its programs before
+the next module: it would grow to several.
 """
 
 import ctypes
 import gc
 import hashlib
 import importlib
+import math
 import os
 import platform
 import shutil
@@ -31,7 +32,7 @@ QUICKLY = {
     "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
-LARGEST_CACHE = 2**30  # bytes
+LARGEST_CACHE = LARGEST_WORKER = 2**30  # bytes
 
 # Private names of JAX that only tests use: (module, function).
 OPTIONS = "jax._src.compiler", "get_compile_options"
@@ -75,14 +76,19 @@ class Compiling:
         """Modules and tests live on: no garbage collection needs to search them again."""
         gc.collect()
         gc.freeze()
+        gc.set_threshold(20_000, 10, 10)  # a traced program is some thousands of objects
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item):
         released = self.always_as_released or bool(item.get_closest_marker("as_released"))
-        if (item.path, released) != (self.module, self.as_released):
-            self.module, self.as_released = item.path, released
+        if released != self.as_released:
+            self.as_released = released
+            jax.clear_caches()
+        if item.path != self.module:
+            self.module = item.path
             self.contexts = threading.local()
-            start_anew()
+            if resident() > LARGEST_WORKER:
+                start_anew()
 
 
 def is_option(name, x):
@@ -92,6 +98,14 @@ def is_option(name, x):
     except jax.errors.JaxRuntimeError:
         return False
     return True
+
+
+def resident():
+    """The bytes of memory that this process has, where the system says so."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return math.inf
 
 
 def start_anew():
