@@ -35,7 +35,6 @@ TABLE = Path(__file__).with_suffix(".txt")
 TIERS = {"quick": ("small", ["-n", "2", "--quick"]), "all": ("ci", ["-n", "2"])}
 # They look at the library's text, not at what it does.
 OF_TEXT = ["tests/test_architecture.py", "tests/errors/test_errors.py::test_every_raise_has_a_case"]
-LONGEST = 900  # seconds for a run of a few files; for the rest of a tier, see `Runner.rest`
 
 
 class Fault(NamedTuple):
@@ -90,11 +89,12 @@ class Runner:
     """A copy of the repository's files, in which tests run.
 
     Attributes:
+      longest: how many seconds the likely tests may take.
       known: the tests of the whole tier that fail without a fault; None before that was tried.
     """
 
-    def __init__(self, folder: Path, python: str, tier: str, more: Sequence[str]):
-        self.folder, self.python, self.more = folder, python, more
+    def __init__(self, folder: Path, python: str, tier: str, longest: float, more: Sequence[str]):
+        self.folder, self.python, self.longest, self.more = folder, python, longest, more
         profile, self.options = TIERS[tier]
         self.log = folder.parent / "failed.txt"
         self.env = os.environ | {
@@ -103,8 +103,10 @@ class Runner:
             "PLANTED_FAULTS_LOG": str(self.log),
         }
         self.known: list[str] | None = None
-        self._longest = 0.0
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+        self._seconds = 0.0
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True
+        )
         for name in map(os.fsdecode, listed.stdout.split(b"\0")):
             if name and (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -163,20 +165,21 @@ class Runner:
 
     def likely(self, fault: Fault) -> Outcome:
         """Runs the tests most likely to find a fault."""
-        return self.run(fault.likely, self.known or (), LONGEST, "-x")
+        return self.run(fault.likely, self.known or (), self.longest, "-x")
 
     def rest(self, fault: Fault) -> Outcome:
         """Runs the rest of the tier."""
         assert self.known is not None
-        return self.run((), (*self.known, *fault.likely), 2 * self._longest + 300, "-x")
+        longest = 2 * self._seconds + self.longest
+        return self.run((), (*self.known, *fault.likely), longest, "-x")
 
     def passes(self, test: str) -> bool:
         """Whether a test passes now, by itself."""
-        return self.run([test], (), LONGEST, "-n0").result == "passed"
+        return self.run([test], (), self.longest, "-n0").result == "passed"
 
     def try_without(self) -> None:
         """Runs the tier without a fault."""
-        _, self.known, self._longest = self.run((), (), None)
+        _, self.known, self._seconds = self.run((), (), None)
 
 
 def search(runner: Runner, fault: Fault, only_likely: bool) -> dict[str, Any]:
@@ -185,7 +188,7 @@ def search(runner: Runner, fault: Fault, only_likely: bool) -> dict[str, Any]:
     if not only_likely and runner.known is None:
         print("the tier without a fault ... ", end="", flush=True)
         runner.try_without()
-        print(f"{runner._longest:.0f} s; fails anyway: {', '.join(runner.known or ()) or 'none'}")
+        print(f"{runner._seconds:.0f} s; fails anyway: {', '.join(runner.known or ()) or 'none'}")
     steps = [runner.likely] if only_likely else [runner.likely, runner.rest]
     seconds, said, by = 0.0, "not found", ""
     for step in steps:
@@ -199,7 +202,7 @@ def search(runner: Runner, fault: Fault, only_likely: bool) -> dict[str, Any]:
             continue
         by = " ".join(found.failed[:1])
         # A test that fails without the fault, too, says nothing.
-        if found.result == "failed" and "::" in by and not runner.passes(by):
+        if found.result == "failed" and not by.startswith("exit") and not runner.passes(by):
             said = f"not found: {by} fails anyway"
             continue
         said = "found" if found.result == "failed" else found.result
@@ -221,6 +224,10 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the faults and run nothing")
     parser.add_argument("--tier", choices=TIERS, default="quick")
     parser.add_argument("--likely", action="store_true", help="run no other tests")
+    parser.add_argument(
+        "--longest", type=float, default=900, metavar="S",
+        help="seconds after which likely tests count as hanging; others get twice their time more",
+    )  # fmt: skip
     parser.add_argument("--python", default=sys.executable, metavar="PY")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--continue", action="store_true", dest="goes_on")
@@ -246,7 +253,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="planted-faults-") as folder:
         place = Path(folder).resolve() / "copy"
         place.mkdir()
-        runner = Runner(place, options.python, options.tier, more)
+        runner = Runner(place, options.python, options.tier, options.longest, more)
         for k, fault in enumerate(faults, 1):
             if fault.name in done:
                 continue
