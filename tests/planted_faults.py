@@ -215,6 +215,7 @@ def search(runner: Runner, fault: Fault, only_likely: bool) -> dict[str, Any]:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # The tests end, too.
     words = sys.argv[1:]
     at = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(
