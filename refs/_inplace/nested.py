@@ -1,7 +1,7 @@
 """Last stage, for jaxlib before 0.11.2: a slice of a slice is read behind a barrier.
 
-There XLA takes the two for one slice, and forgets that the inner one's places end at the outer one's
-edge. It doesn't do so with gathers and scatters, of which the stages before this one make slices.
+There XLA takes the two for one slice, and forgets that the inner one's places end at the outer
+one's edge. It has gathers and scatters right, of which the stages before this one make slices.
 """
 
 from __future__ import annotations
