@@ -10,6 +10,8 @@ from jax import lax
 
 from tests.inplace.primitive_cases import group, values
 
+ZERO = np.int32(0)
+
 # --- Deposits ---
 
 
@@ -20,12 +22,12 @@ def pad():
         for fill in (0.0, 1.0):
 
             def add(x, block, config=(low, high, between), fill=fill):
-                padded = lax.pad(block, fill, [config, (0, 1, 0)])
+                padded = lax.pad(block, jnp.float32(fill), [config, (0, 1, 0)])
                 top = padded[:12]
                 return x + jnp.concatenate([top, jnp.zeros((16 - len(top), 9))])
 
             def only(x, block, config=(low, high, between), fill=fill):
-                padded = lax.pad(block, fill, [config, (0, 1, 0)])
+                padded = lax.pad(block, jnp.float32(fill), [config, (0, 1, 0)])
                 return padded + x[: len(padded)]
 
             yield add, values(16, 9), (block,)
@@ -97,12 +99,11 @@ def cond():
     def apply(x, k):
         return x.at[k].apply(jnp.exp), x[k]
 
-    for branches in itertools.product((write, add, read, apply), repeat=2):
-        for which in (np.bool_(True), np.bool_(False)):
-            run = functools.partial(lambda x, p, k, fs: lax.cond(p, *fs, x, k), fs=branches)
-            yield run, values(200), (which, np.int32(9))
+    for j, branches in enumerate(itertools.product((write, add, read, apply), repeat=2)):
+        run = functools.partial(lambda x, p, k, fs: lax.cond(p, *fs, x, k), fs=branches)
+        yield run, values(200), (np.bool_(j % 3 > 0), np.int32(9))
     for branches in ([write], [write, read, add], [read, apply, read]):
-        for which in (-5, 0, 1, 2, 7):
+        for which in (-5, 1, 7):
             run = functools.partial(lambda x, p, k, fs: lax.switch(p, fs, x, k), fs=branches)
             yield run, values(200), (np.int32(which), np.int32(199))
 
@@ -110,7 +111,7 @@ def cond():
 @group
 def population_count():
     """Fences are made of it, but it isn't theirs."""
-    for dtype, bits in itertools.product(("int8", "int32", "uint32", "int64"), (7, 127)):
+    for dtype, bits in (("int8", 7), ("int32", 127), ("uint32", 7), ("int64", 127)):
         for most in (3, 64):
 
             def whole(x, bits, i, most=most):
@@ -206,7 +207,7 @@ def shapes():
 
     def under_two_shapes(x, k, change):
         y = lax.reshape(x, (1, 240))
-        block = lax.dynamic_slice(y, (0, k), (1, 8))
+        block = lax.dynamic_slice(y, (ZERO, k), (1, 8))
         return lax.dynamic_update_slice(lax.reshape(y, (240,)), change(block)[0], (k,))
 
     changes = {
@@ -233,7 +234,7 @@ def shapes():
 
         def turned(x, k, permutation=permutation):
             y = lax.transpose(x[:12, :12], permutation)
-            return lax.dynamic_update_slice(y, lax.dynamic_slice(y, (k, 0), (2, 3)), (0, k))
+            return lax.dynamic_update_slice(y, lax.dynamic_slice(y, (k, ZERO), (2, 3)), (ZERO, k))
 
         yield turned, x, (k,)
 

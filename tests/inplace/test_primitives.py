@@ -37,17 +37,27 @@ def all_of(group):
     return program, [*map(jnp.asarray, arrays)], [tuple(map(jnp.asarray, o)) for o in operands]
 
 
-def expected(program, arrays, operands):
-    """What XLA makes of the programs, of integers of at least 32 bits.
+OF_INDEX_TYPES = {
+    *("scatter_index_types_dropped", "scatter_index_types_clipped", "gather", "masked_rows"),
+    "slices",
+}
 
-    It has indices of fewer bits wrong with `xla_cpu_use_fusion_emitters=false`.
+
+def expected(group):
+    """What XLA makes of the programs.
+
+    With `xla_cpu_use_fusion_emitters=false` it has indices of 8 and 16 bits wrong: here they have
+    32.
     """
+    program, arrays, operands = all_of(group)
 
     def widened(x):
         is_narrow = jnp.issubdtype(x.dtype, jnp.integer) and x.dtype.itemsize < 4
         return x.astype(jnp.int32) if is_narrow else x
 
-    return jax.jit(program)(arrays, jax.tree.map(widened, operands))
+    if group in OF_INDEX_TYPES:
+        operands = jax.tree.map(widened, operands)
+    return jax.jit(program)(arrays, operands)
 
 
 def over_refs(program):
@@ -95,7 +105,7 @@ def differences(want, got):
 @pytest.mark.parametrize("group", GROUPS)
 def test_values(group):
     program, arrays, operands = all_of(group)
-    want = expected(program, arrays, operands)
+    want = expected(group)
     assert not differences(want, jax.jit(refs.in_place(program))(arrays, operands))
     held = [*map(refs.new_ref, arrays)]
     assert not differences(want, over_refs(program)(held, operands))
@@ -108,7 +118,7 @@ def test_values(group):
 @pytest.mark.parametrize("group", ["masked_in_other_ways", "slices", "deposits", "pad"])
 def test_values_on_several_devices(group):
     program, arrays, operands = all_of(group)
-    want = expected(program, arrays, operands)
+    want = expected(group)
     assert not differences(want, on_several(program)(arrays, operands))
 
 
