@@ -54,6 +54,7 @@ def rewrite(jaxpr: Jaxpr, on_cpu: bool = True, on_several: bool = False) -> Jaxp
       without equations that nothing needs. It is the very same jaxpr if all of it is needed, and it
       updates nothing or its types are explicitly sharded.
     """
+    given = jaxpr
     needed = Body(jaxpr).close()  # JAX doesn't compile the other equations either.
     if len(needed.eqns) < len(jaxpr.eqns):
         jaxpr = needed
@@ -69,7 +70,7 @@ def rewrite(jaxpr: Jaxpr, on_cpu: bool = True, on_several: bool = False) -> Jaxp
     jaxpr = _rewrite(jaxpr, on_cpu, on_several, {})
     if on_cpu and not on_several:
         jaxpr = hide_starts(jaxpr)
-    return keep_slices_apart(jaxpr, {}) if _jax.xla_merges_slices else jaxpr
+    return keep_slices_apart(jaxpr, {}) if _jax.xla_merges_slices and jaxpr is not given else jaxpr
 
 
 def _is_sharded(jaxpr: Jaxpr) -> bool:

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -207,10 +208,15 @@ def masked_in_other_ways():
 
 # --- Slices ---
 
+# XLA then writes outside of an array if a slice's start has fewer bits than its bounds.
+OLD_EMITTERS = "xla_cpu_use_fusion_emitters=false" in os.environ.get("XLA_FLAGS", "")
+
 
 @group
 def slices():
     for dtype, n in INDEX_TYPES:
+        if OLD_EMITTERS and np.iinfo(dtype).bits < 32:
+            continue
         start = indices(dtype, n)
 
         def move(x, start, width=3):
