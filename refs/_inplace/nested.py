@@ -18,15 +18,20 @@ from refs._types import Eqn, Jaxpr
 # XLA sees a slice through these.
 _SHOWING = (*(lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p, lax.transpose_p, lax.slice_p),)
 
-# The results for jaxprs, and the positions of their inputs that are slices.
-Known = dict[tuple[int, tuple[int, ...]], tuple[Jaxpr, Jaxpr]]
+# By a jaxpr and the positions of its inputs that are slices: it, its result, and its outputs.
+_Known = dict[tuple[int, tuple[int, ...]], tuple[Jaxpr, Jaxpr, set[int]]]
 
 
-def keep_slices_apart(jaxpr: Jaxpr, known: Known, inputs: Iterable[Any] = ()) -> Jaxpr:
-    """The jaxpr, and those in it, with barriers between slices and the slices of these.
+def keep_slices_apart(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr, and those in it, with barriers between slices and the slices of these."""
+    return _apart(jaxpr, (), {})[0]
 
-    `known` are the jaxprs seen in this pass and their results. `inputs` are slices; XLA inlines
-    loops that run once, and branches that it knows.
+
+def _apart(jaxpr: Jaxpr, inputs: Iterable[Any], known: _Known) -> tuple[Jaxpr, set[int]]:
+    """The jaxpr with barriers, and the positions of its outputs that are slices.
+
+    `inputs` are slices, as XLA inlines branches that it knows and loops that run once. It also
+    moves what takes the results of a conditional into the branches.
     """
     slices = {*inputs}
     key = id(jaxpr), tuple(k for k, v in enumerate(jaxpr.invars) if v in slices)
@@ -44,13 +49,18 @@ def keep_slices_apart(jaxpr: Jaxpr, known: Known, inputs: Iterable[Any] = ()) ->
                 slices.update(eqn.outvars)
             else:
                 given = [v for v in eqn.invars if is_var(v) and v in slices]
-                eqn = map_inner(eqn, lambda inner: _within(inner, known, given))  # noqa: B023
+                returned: set[int] = set()
+
+                def within(inner: Jaxpr) -> Jaxpr:
+                    """With inputs that may be what is given, by their types."""
+                    like = [v for v in inner.invars if any(is_like(v, x) for x in given)]  # noqa: B023
+                    new, outputs = _apart(inner, like, known)
+                    returned.update(outputs)  # noqa: B023
+                    return new
+
+                eqn = map_inner(eqn, within)
+                slices.update(v for k, v in enumerate(eqn.outvars) if k in returned)
             eqns.append(eqn)
-        known[key] = jaxpr, jaxpr.replace(eqns=eqns)
-    return known[key][1]
-
-
-def _within(jaxpr: Jaxpr, known: Known, given: list[Any]) -> Jaxpr:
-    """A jaxpr of an equation that is given slices: its inputs of their types may be these."""
-    inputs = [v for v in jaxpr.invars if any(is_like(v, x) for x in given)]
-    return keep_slices_apart(jaxpr, known, inputs)
+        outputs = {k for k, v in enumerate(jaxpr.outvars) if is_var(v) and v in slices}
+        known[key] = jaxpr, jaxpr.replace(eqns=eqns), outputs
+    return known[key][1:]

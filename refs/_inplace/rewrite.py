@@ -70,7 +70,7 @@ def rewrite(jaxpr: Jaxpr, on_cpu: bool = True, on_several: bool = False) -> Jaxp
     jaxpr = _rewrite(jaxpr, on_cpu, on_several, {})
     if on_cpu and not on_several:
         jaxpr = hide_starts(jaxpr)
-    return keep_slices_apart(jaxpr, {}) if _jax.xla_merges_slices and jaxpr is not given else jaxpr
+    return keep_slices_apart(jaxpr) if _jax.xla_merges_slices and jaxpr is not given else jaxpr
 
 
 def _is_sharded(jaxpr: Jaxpr) -> bool:
