@@ -47,8 +47,8 @@ def expected(group):
     """What XLA makes of the programs.
 
     What is permuted and written over itself under another shape it has wrong (`overlaps.py`): that
-    is run op by op. With `xla_cpu_use_fusion_emitters=false` it has indices of 8 and 16 bits wrong: here they have
-    32.
+    is run op by op. With `xla_cpu_use_fusion_emitters=false` it has indices of 8 and 16 bits wrong:
+    here they have 32.
     """
     program, arrays, operands = all_of(group)
 
