@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from jax import lax
 from jax.lax import GatherScatterMode
 
+from refs._indexing.places import narrow
 from refs._types import Value
 
 # A block of more than this part of its array stays a slice: the axis may well be one that isn't
@@ -98,10 +99,11 @@ def _places(
     shape = [sizes[a] for a in axes]
     columns = []
     for k, a in enumerate(axes):
-        dtype = starts[a].dtype
-        start = lax.clamp(dtype.type(0), starts[a], dtype.type(x.shape[a] - sizes[a]))
+        start = narrow(starts[a], max(x.shape))
+        of = start.dtype.type
+        start = lax.clamp(of(0), start, of(x.shape[a] - sizes[a]))
         if flag is not None:
-            start = lax.select(flag, start, dtype.type(x.shape[a]))
-        places = lax.broadcasted_iota(dtype, shape, k) + start
+            start = lax.select(flag, start, of(x.shape[a]))
+        places = lax.broadcasted_iota(start.dtype, shape, k) + start
         columns.append(lax.reshape(places, [places.size, 1]))
     return lax.concatenate(columns, 1)

@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 
 from refs import _jax
+from refs._indexing.places import place_dtype
 from refs._inplace.body import Body, can_pass, is_var, shape, size, spliced, unmoved
 from refs._inplace.flatten import inline
 from refs._tracing.facts import facts_of
@@ -230,9 +231,7 @@ def _places(order: list[int], sizes: list[int]) -> np.ndarray | None:
         return None
     starts = np.cumsum([0, *(sizes[k] for k in order)])
     start_of = dict(zip(order, starts, strict=False))
-    return np.concatenate([start_of[k] + np.arange(n) for k, n in enumerate(sizes)]).astype(
-        np.int32
-    )
+    return np.concatenate([start_of[k] + np.arange(n) for k, n in enumerate(sizes)])
 
 
 class _Steps:
@@ -274,7 +273,7 @@ class _Steps:
         if all(a.stop == b.start for a, b in pairwise(parts)):
             is_all = (start, stop) == (0, size(x))
             return self._step(lambda x: x if is_all else lax.slice(x, (start,), (stop,)), [x])
-        index = np.concatenate([np.arange(p.start, p.stop) for p in parts]).astype(np.int32)
+        index = np.concatenate([np.arange(p.start, p.stop) for p in parts])
         return self._step(lambda x: _gathered(x, index), [x])
 
     def _operate(self, eqns: list[Eqn]) -> int:
@@ -330,4 +329,5 @@ def _join(*arrays: Value) -> Value:
 
 
 def _gathered(x: Value, index: np.ndarray) -> Value:
+    index = index.astype(place_dtype(x.size))
     return x.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)

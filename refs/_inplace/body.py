@@ -130,6 +130,11 @@ def is_update(eqn: Eqn) -> bool:
     return facts_of(eqn.primitive).in_place == "update"
 
 
+def is_set(eqn: Eqn) -> bool:
+    """Whether an equation is a scatter that writes rows as they are: `apply` writes none."""
+    return eqn.primitive is lax.scatter_p and eqn.params["update_jaxpr"] is None
+
+
 def is_read(eqn: Eqn) -> bool:
     """Whether an equation returns a part of its first operand."""
     return facts_of(eqn.primitive).in_place == "read"
@@ -171,11 +176,9 @@ def unmasked(
 ) -> tuple[list[Atom], Atom, set[int]]:
     """An update's mask, if it has one; what it writes where that is true; the equations it saves.
 
-    A write that leaves out what is out of bounds selects between a value and what was there. The
-    update may also stand in the conditional of a fence, which takes the same operands, and more.
+    A write that leaves out what is out of bounds selects between a value and what was there.
     """
-    is_fenced = eqns[update].primitive is _jax.cond_p
-    before, value, *places = eqns[update].invars[is_fenced:]
+    before, value, *places = eqns[update].invars
     select = made_by.get(value) if is_var(value) else None
     if select is not None and eqns[select].primitive is lax.select_n_p:
         mask, old, *new = eqns[select].invars

@@ -20,7 +20,6 @@ from jax import lax
 from refs import _jax
 from refs._callbacks.primitives import host_callback_p
 from refs._inplace.body import (
-    Body,
     barrier,
     can_pass,
     carries,
@@ -218,21 +217,6 @@ def always(tokens: Sequence[Value]) -> Value:
         is_few = lax.population_count(_bits(token)) <= 64
         always = is_few if always is None else always & is_few
     return always
-
-
-def is_fence(eqn: Eqn, body: Body, made_by: dict[Any, int]) -> bool:
-    """Whether a conditional in `body` always goes the same way."""
-    atoms = [eqn.invars[0]]
-    for v in atoms:  # It grows.
-        k = made_by.get(v) if is_var(v) else None
-        if k is None:
-            continue
-        maker = body.eqns[k]
-        if maker.primitive is lax.population_count_p:
-            return True
-        if maker.primitive in (lax.convert_element_type_p, lax.clamp_p, lax.and_p, lax.le_p):
-            atoms += maker.invars
-    return False
 
 
 def _bits(x: Value) -> Value:

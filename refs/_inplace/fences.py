@@ -21,7 +21,7 @@ from refs._inplace.body import (
     substitute,
     unmasked,
 )
-from refs._inplace.fence import Predicate, fenced, is_fence
+from refs._inplace.fence import Predicate, fenced
 from refs._inplace.order import has_jaxprs, is_computed_once, last_updates, needs
 from refs._types import Atom, Eqn
 
@@ -48,7 +48,7 @@ class _Fences:
 
     def __init__(self, body: Body, on_cpu: bool, update_of: dict[Any, int]):
         """`update_of`: the last update of each buffer that needs fences."""
-        self.body, self.eqns = body, body.eqns
+        self.eqns = body.eqns
         self.on_cpu = on_cpu
         self.made_by = body.producers()
         self.users = body.consumers()
@@ -176,10 +176,7 @@ class _Fences:
     def _own_read(self, update: int) -> set[int]:
         """The equations by which an update reads what it overwrites: XLA fuses them with it."""
         eqn = self.eqns[update]
-        is_one = eqn.primitive is lax.dynamic_update_slice_p
-        if not is_one and not (
-            eqn.primitive is _jax.cond_p and is_fence(eqn, self.body, self.made_by)
-        ):
+        if eqn.primitive is not lax.dynamic_update_slice_p:
             return set()
         _, _, own = unmasked(self.eqns, self.made_by, self.users, update)
         is_returned = any(not self.returned.isdisjoint(self.eqns[j].outvars) for j in own)

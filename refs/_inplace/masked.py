@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.lax import GatherScatterMode
 
-from refs._inplace.body import Body, is_var, shape, splice
+from refs._indexing.places import narrow
+from refs._inplace.body import Body, is_set, is_var, shape, splice
 from refs._inplace.flatten import map_inner
 from refs._inplace.places import Places
 from refs._types import Atom, Eqn, Jaxpr, Value
@@ -34,10 +35,10 @@ def drop_masked_rows(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jax
     if id(jaxpr) not in known:
         body = Body(jaxpr)
         eqns = [map_inner(e, lambda inner: drop_masked_rows(inner, known)) for e in jaxpr.eqns]
-        if any(eqn.primitive is lax.scatter_p for eqn in eqns):
+        if any(map(is_set, eqns)):
             masked, body.eqns = _Masked(body), []
             for eqn in eqns:
-                found = masked.rows(eqn) if eqn.primitive is lax.scatter_p else None
+                found = masked.rows(eqn) if is_set(eqn) else None
                 body.eqns += [eqn] if found is None else _dropping(eqn, *found)
             new = body.close()  # without the gathers, if nothing else needs them
         else:
@@ -98,7 +99,8 @@ def _dropping(scatter: Eqn, mask: Atom, rows: Atom, sizes: tuple[int, ...]) -> l
     operand, indices, _ = scatter.invars
     axes = scatter.params["dimension_numbers"].scatter_dims_to_operand_dims
     last = tuple(shape(operand)[d] - sizes[d] for d in axes)
-    made, [kept] = splice(_out_of_bounds, [indices, mask], scatter, last=last)
+    n = max(shape(operand))
+    made, [kept] = splice(_out_of_bounds, [indices, mask], scatter, last=last, n=n)
     params = {
         **scatter.params,
         "mode": GatherScatterMode.FILL_OR_DROP,
@@ -107,14 +109,14 @@ def _dropping(scatter: Eqn, mask: Atom, rows: Atom, sizes: tuple[int, ...]) -> l
     return [*made, scatter.replace(invars=[operand, kept, rows], params=params)]
 
 
-def _out_of_bounds(indices: Value, mask: Value, *, last: tuple[int, ...]) -> Value:
+def _out_of_bounds(indices: Value, mask: Value, *, last: tuple[int, ...], n: int) -> Value:
     """Indices, in bounds where `mask` is true and nowhere else.
 
     `indices`: `[*batch, n_axes]`, clamped to what the scatter would. `last`: the last index in
-    bounds, of each axis.
+    bounds, of each axis; the longest is of size `n`.
     """
+    indices = narrow(indices, n)
     bounds = jnp.array(last, indices.dtype)
     clamped = lax.clamp(jnp.zeros_like(indices), indices, jnp.broadcast_to(bounds, indices.shape))
     is_in = lax.reshape(mask, (*indices.shape[:-1], 1))
-    beyond = jnp.iinfo(indices.dtype).max
-    return jnp.where(is_in, clamped, jnp.full_like(clamped, beyond))
+    return jnp.where(is_in, clamped, jnp.full_like(clamped, -1))

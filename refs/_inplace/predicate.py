@@ -41,7 +41,6 @@ from refs._inplace.body import (
     zeros,
 )
 from refs._inplace.branches import returns_what_it_reads
-from refs._inplace.fence import is_fence
 from refs._inplace.flatten import has_parts, is_worth_it, map_jaxprs
 from refs._types import Atom, Eqn, Jaxpr, Value
 
@@ -61,13 +60,11 @@ def predicate(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
         return jaxpr
     if id(jaxpr) not in known:
         body = Body(jaxpr)
-        made_by = body.producers()
         names: dict[Any, Atom] = {}
         eqns: list[Eqn] = []
         for eqn in body.eqns:
-            is_splittable = eqn.primitive is _jax.cond_p and not is_fence(eqn, body, made_by)
             eqn = map_jaxprs(substitute(eqn, names), lambda inner: predicate(inner, known))
-            parts, results = _in_parts(eqn) if is_splittable else ([eqn], [])
+            parts, results = _in_parts(eqn) if eqn.primitive is _jax.cond_p else ([eqn], [])
             eqns += parts
             names.update(zip(eqn.outvars, results, strict=False))
         body.eqns, body.outvars = eqns, renamed(body.outvars, names)

@@ -16,6 +16,7 @@ the last. Before them, `alike` does at once what is done alike to parts of a buf
 10. `order`: the readers of a buffer come before its update.
 11. `fences`: what XLA would read again after the update passes through a fence.
 12. `starts`, on one CPU: many slices of one buffer become equal for XLA.
+13. `nested`, for old jaxlibs: slices of slices are read behind barriers.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from refs._inplace.fences import put_fences
 from refs._inplace.flatten import flatten, is_worth_it, map_jaxprs
 from refs._inplace.gathers import slice_small_gathers
 from refs._inplace.masked import drop_masked_rows
+from refs._inplace.nested import keep_slices_apart
 from refs._inplace.order import order
 from refs._inplace.overlaps import fence_overlaps
 from refs._inplace.predicate import predicate
@@ -52,6 +54,7 @@ def rewrite(jaxpr: Jaxpr, on_cpu: bool = True, on_several: bool = False) -> Jaxp
       without equations that nothing needs. It is the very same jaxpr if all of it is needed, and it
       updates nothing or its types are explicitly sharded.
     """
+    given = jaxpr
     needed = Body(jaxpr).close()  # JAX doesn't compile the other equations either.
     if len(needed.eqns) < len(jaxpr.eqns):
         jaxpr = needed
@@ -65,7 +68,9 @@ def rewrite(jaxpr: Jaxpr, on_cpu: bool = True, on_several: bool = False) -> Jaxp
     elif on_cpu and is_worth_it(jaxpr):
         jaxpr = slice_small_gathers(drop_masked_rows(jaxpr, {}), {})
     jaxpr = _rewrite(jaxpr, on_cpu, on_several, {})
-    return hide_starts(jaxpr) if on_cpu and not on_several else jaxpr
+    if on_cpu and not on_several:
+        jaxpr = hide_starts(jaxpr)
+    return keep_slices_apart(jaxpr) if _jax.xla_merges_slices and jaxpr is not given else jaxpr
 
 
 def _is_sharded(jaxpr: Jaxpr) -> bool:

@@ -12,7 +12,8 @@ import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode
 
-from refs._inplace.body import Body, replaced
+from refs._indexing.places import narrow
+from refs._inplace.body import Body, is_set, replaced
 from refs._inplace.gathers import FEWER, are_few
 from refs._types import Eqn, Value
 
@@ -21,14 +22,16 @@ def loop_over_small_scatters(body: Body) -> None:
     """Replaces the scatters of one level of a jaxpr that write a few rows of a large array."""
     eqns: list[Eqn] = []
     for eqn in body.eqns:
-        if eqn.primitive in (lax.scatter_p, lax.scatter_add_p) and are_few(eqn, eqn.invars[2]):
+        adds = eqn.primitive is lax.scatter_add_p
+        if (adds or is_set(eqn)) and are_few(eqn, eqn.invars[2]):
             eqns += replaced(
                 eqn,
                 _updates,
                 eqn.invars,
                 dims=eqn.params["dimension_numbers"],
-                drops=eqn.params["mode"] == GatherScatterMode.FILL_OR_DROP,
-                adds=eqn.primitive is lax.scatter_add_p,
+                # In any other mode XLA decides, and drops them.
+                drops=eqn.params["mode"] != GatherScatterMode.CLIP,
+                adds=adds,
             )
         else:
             eqns.append(eqn)
@@ -48,6 +51,7 @@ def _updates(
 
     `indices`: as those of `_slices`. `drops`: whether rows that are out of bounds are left out.
     """
+    indices = narrow(indices, max(operand.shape))
     batch = indices.shape[:-1]
     n_rows = int(np.prod(batch))
     gone = (*dims.inserted_window_dims, *dims.operand_batching_dims)

@@ -14,6 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from refs._indexing.places import place_dtype
 from refs._inplace.body import Body, is_read, replaced, shape, size, splice
 from refs._inplace.fence import always, can_tell
 from refs._types import Atom, Eqn, Jaxpr, Value
@@ -68,10 +69,11 @@ def _hide(body: Body, x: Atom, slices: Sequence[Eqn]) -> None:
 
 def _hidden(x: Value, *, starts: tuple[int, ...]) -> list[Value]:
     """These numbers, which XLA can't compute before the program runs."""
+    dtype = place_dtype(x.size)
     return lax.cond(
         always([x]),
-        lambda: [jnp.int32(start) for start in starts],
-        lambda: [jnp.int32(0)] * len(starts),
+        lambda: [jnp.asarray(start, dtype) for start in starts],
+        lambda: [jnp.zeros((), dtype)] * len(starts),
     )
 
 

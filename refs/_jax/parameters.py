@@ -24,7 +24,7 @@ __all__ = [
     "JitParams", "can_accumulate_gradients", "define_backward", "forward_rule", "has_rules",
     "instantiate", "is_custom_vjp", "is_symbolic_zero", "is_unspecified", "jit_params", "jvp_rule",
     "scan_params", "symbolic_zero", "tangent_type", "vjp_rule", "vmap_rule", "with_rules",
-    "xla_copies_less", "zero_tangent",
+    "xla_copies_less", "xla_merges_slices", "zero_tangent",
 ]  # fmt: skip
 
 
@@ -273,6 +273,8 @@ can_accumulate_gradients = jax.__version_info__ >= (0, 12)
 
 # From this version on XLA expands `optimization_barrier` after fusion, and copies less in branches.
 xla_copies_less = jaxlib.version.__version_info__ >= (0, 11, 2)
+# Before, it takes a slice of a slice for one slice, whose places end elsewhere.
+xla_merges_slices = not xla_copies_less
 
 
 def is_symbolic_zero(x: Value) -> bool:
