@@ -212,8 +212,10 @@ def wait(n: int, written: Sequence[RefLike], read: Sequence[RefLike] = ()) -> in
     check_not_read(ours)
     note_callback_waits()
     if n > 3:
-        for ref in (*ours, *filter(_is_empty, read)):
-            check_may_wait(ref)
+        for ref in ours:
+            check_may_wait(ref, writes=True)
+        for ref in filter(_is_empty, read):
+            check_may_wait(ref, writes=False)
     # At first this only lets another thread run; in the end it takes a millisecond.
     time.sleep(2.0 ** min(n, 10) * 1e-6 if n else 0)
     return n + 1
