@@ -24,6 +24,11 @@ from refs.errors import RefStateError
 Cell = list[Any]
 
 
+def look(cell: Cell) -> Any:
+    """What is in a cell at this moment, or None, in a single step."""
+    return [*cell, None][0]
+
+
 class Busy(Exception):
     """A buffer isn't available now, and the exchange must be retried: nothing has changed.
 

@@ -20,7 +20,7 @@ from refs._buffers.exchange import Busy, exchange, patiently
 from refs._buffers.handles import buffer_of, is_ours, update_native
 from refs._buffers.kernels import reader, skeleton_of, updater
 from refs._buffers.parts import on_parts, part_of, value_of
-from refs._buffers.records import Lent, lent_out, readers
+from refs._buffers.records import Lent, lent_out, look, readers
 from refs._buffers.signals import defer
 from refs._indexing.values import fit
 from refs._types import Buffer, RefLike, Value
@@ -54,7 +54,7 @@ def exchange_refs(
         places = [order[id(cell)] for cell in of_refs]
         cells = [*distinct.values()]
         n = len({*places[: len(written)]})
-        before = [cells[k][0] if cells[k] else None for k in range(n)]
+        before = [*map(look, cells[:n])]
         run = on_parts(written, read, places, call) if has_parts else call
 
         def checked(held: list[Buffer], read_buffers: list[Buffer]) -> tuple[Any, Any]:
