@@ -22,9 +22,9 @@ For one cell the first step is `cell.pop()`, and the last one is `cell += held`.
 comes when `pop` returns would lose the buffer: so `held` has it before.
 
 **A trace function.** With `sys.settrace`, in a debugger for instance, Python code runs between any
-two statements, and if it wants to between any two instructions. Threads switch there, too, and a few
-statements aren't one step. So what other threads must not come into is a single instruction: each
-of those above is, and so are `[*cell]` and `cell[0]`, with which cells are looked into, where
+two statements, and if it wants to between any two instructions. Threads switch there, too, and a
+few statements aren't one step. So what other threads must not come into is a single instruction:
+each of those above is, and so are `[*cell]` and `cell[0]`, with which cells are looked into, where
 `cell[0] if cell else None` is two (`records.look`). The paragraphs on threads, garbage and readers
 need no more than that. What a trace function raises is no interrupt of the kind below: it can come
 between any two lines, and a call that it ends may lose a value.
