@@ -14,9 +14,6 @@ import jax.numpy as jnp
 from refs import _jax
 from refs._buffers import kernels, quick
 from refs._buffers.handles import sharding_of
-from refs._buffers.handles import sharding_of
-from refs._buffers.handles import sharding_of
-from refs._buffers.handles import sharding_of
 from refs._handles.binding import (
     bind_get,
     bind_whole,

@@ -49,6 +49,13 @@ def written(ref, value):
     ref[...] = value
 
 
+def subtracted(ref, value):
+    """From twice the value, which is made of it there."""
+    ref[...] = value
+    ref.addupdate(value)
+    ref.at[...].subtract(value)
+
+
 WRITES = {
     "tree.set": lambda ref, value: refs.tree.set({"r": ref}, {"r": value}),
     "tree.swap": lambda ref, value: refs.tree.swap([ref], [value]),
@@ -57,12 +64,7 @@ WRITES = {
     "swap": lambda ref, value: ref.swap(value),
     "add": lambda ref, value: (ref.set(0), ref.addupdate(value)),
     "multiply": lambda ref, value: (ref.set(1), ref.at[...].multiply(value)),
-    "subtract": lambda ref, value: (
-        ref.set(0),
-        ref.set(value),
-        ref.addupdate(value),
-        ref.at[...].subtract(value),
-    ),
+    "subtract": subtracted,
 }
 VALUES = {
     "its own dtype": LARGE,
