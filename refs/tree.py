@@ -356,11 +356,7 @@ def _difference(tree: PyTree, values: PyTree) -> str:
 
 
 def _fitted(ref: RefLike, value: Value, doing: str) -> Value:
+    place = access.place_of_values(ref) if _are_here([ref]) else None
     with access.blamed(f"tree.{doing}", ref):
-        value = fit(value, ref.shape, ref.dtype)
-    if not _are_here([ref]):
-        return value
-    place = ref.sharding
-    if _jax.is_of_host(place):  # Values are written from the device's memory.
-        place = place.with_memory_kind("device")
-    return _jax.place(value, place, copy=False)
+        value = fit(value, ref.shape, ref.dtype, place)
+    return value if place is None else _jax.place(value, place, copy=False)

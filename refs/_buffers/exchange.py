@@ -12,15 +12,22 @@ is in its cell or in `held`, and this is the proof.
 **The rule.** CPython handles signals, and switches between threads, when a function begins, when a
 loop jumps back and when a call into C has returned; nowhere else in Python code, and never in C
 code that keeps the global interpreter lock. (`tests/faults/test_places.py` checks the running
-interpreter.) So a few statements without a call are one atomic step, and so is C code that runs
-over an iterator, however long:
+interpreter.) So C code that runs over an iterator is one atomic step, however long:
 
     held += map(list.pop, cells)                     # taken
     [(held[:], rest)] = [*map(call, (held,))]        # called, and kept
     _ = [*put_back]                                  # put back: an iterator, made in advance
 
-For one cell the first step is `held = [*cell]; del cell[_ALL]`, and the last one is `cell += held`.
-(A slice that is made there would be memory allocated between the two: see **Garbage**.)
+For one cell the first step is `cell.pop()`, and the last one is `cell += held`. An interrupt that
+comes when `pop` returns would lose the buffer: so `held` has it before.
+
+**A trace function.** With `sys.settrace`, in a debugger for instance, Python code runs between any
+two statements, and if it wants to between any two instructions. Threads switch there, too, and a
+few statements aren't one step. So what other threads must not come into is a single instruction:
+each of those above is, and so are `[*cell]` and `cell[0]`, with which cells are looked into, where
+`cell[0] if cell else None` is two (`records.look`). The paragraphs on threads, garbage and readers
+need no more than that. What a trace function raises is no interrupt of the kind below: it can come
+between any two lines, and a call that it ends may lose a value.
 
 **An interrupt.** Between the first statement of the `try` and the `finally`, an interrupt can come
 only where a function is called, and the code after each call is in the `try`, too. `held` is
@@ -85,7 +92,6 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
     )
 
 _first = itemgetter(0)
-_ALL = slice(None)
 
 
 def exchange(
@@ -148,12 +154,16 @@ def exchange_one(
     """`exchange` of one buffer, in half the time."""
     records = mine.records
     records += (cell,)
-    held = [*cell]
-    del cell[_ALL]
+    held = [*cell]  # for an interrupt when `pop` returns
     try:
-        if not held or (readers and not wait_for_readers([cell])):
+        try:
+            gone = cell.pop()  # kept alive while the cell is empty: see **Another thread**
+        except IndexError:
+            held = []
+            raise Busy from None
+        held = [gone]
+        if readers and not wait_for_readers([cell]):
             raise Busy
-        _gone = [*held]  # kept alive while the cells are empty: see **Another thread**
         made = starmap(call, ((held, *operands),)) if operands else map(call, (held,))
         [(held[:], rest)] = [*made]
         return rest
@@ -174,10 +184,12 @@ def call_reading(cell: Cell, call: Callable[..., Any], operand: Value) -> Any:
     records += (((), (cell,), False),)
     watching += (None,)
     try:
-        if not cell:
-            raise Busy
+        try:
+            buffer = cell[0]
+        except IndexError:
+            raise Busy from None
         # Not returned directly: the code after a call must be in the `try`, too.
-        found = call(cell[0], operand)
+        found = call(buffer, operand)
         return found
     finally:
         del watching[-1]
@@ -212,8 +224,10 @@ def wait(n: int, written: Sequence[RefLike], read: Sequence[RefLike] = ()) -> in
     check_not_read(ours)
     note_callback_waits()
     if n > 3:
-        for ref in (*ours, *filter(_is_empty, read)):
-            check_may_wait(ref)
+        for ref in ours:
+            check_may_wait(ref, writes=True)
+        for ref in filter(_is_empty, read):
+            check_may_wait(ref, writes=False)
     # At first this only lets another thread run; in the end it takes a millisecond.
     time.sleep(2.0 ** min(n, 10) * 1e-6 if n else 0)
     return n + 1

@@ -2,7 +2,8 @@
 
 Each exchange of buffers (see `exchange.py`) that is under way has a record, as has each reader and
 each callback. A thread's records are a list, the outermost first: a signal handler, a finalizer or
-a callback begins an exchange inside another.
+a callback begins an exchange inside another. Blocks that lend buffers end in any order and on any
+thread, so all of them are in one list, `lent_out`, and each removes itself.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ from refs.errors import RefStateError
 
 # The list that holds a ref's buffer; empty while the buffer is taken.
 Cell = list[Any]
+
+
+def look(cell: Cell) -> Any:
+    """What is in a cell at this moment, or None, in a single step."""
+    return [*cell, None][0]
 
 
 class Busy(Exception):
@@ -51,10 +57,6 @@ class Record(NamedTuple):
         return any(c is cell for c in self.read_cells)
 
 
-class Lent(Record):
-    """A reader that lasts as long as a `with` block of the user's."""
-
-
 class _OfThread(threading.local):
     """The current thread's records: each a plain tuple or a cell, which `_as_records` makes one of.
 
@@ -69,9 +71,33 @@ class _OfThread(threading.local):
 _of_threads: dict[int, list[tuple[Sequence[Cell], Sequence[Cell], bool] | Cell]] = {}
 mine = _OfThread()
 
+
 # An item for each reader: an exchange searches the records for readers only if there are any. It is
 # a list, and no number, because appending to it is one step.
 readers: list[None] = []
+
+
+class Lent:
+    """A reader that lasts as long as a block of the user's, which this thread has begun."""
+
+    calls_back = False
+
+    def __init__(self, cells: Sequence[Cell]):
+        self._cells, self._of_thread = cells, mine.records
+
+    def reads(self, cell: Cell) -> bool:
+        return any(c is cell for c in self._cells)
+
+    def is_mine(self) -> bool:
+        """Whether it is a block of the current thread, which would wait for itself."""
+        return self._of_thread is mine.records
+
+
+lent_out: list[Lent] = []
+
+
+def _is_lent_here(cell: Cell) -> bool:
+    return any(x.is_mine() and x.reads(cell) for x in [*lent_out])
 
 
 def _all_records() -> Iterator[Record]:
@@ -92,19 +118,20 @@ def wait_for_readers(cells: Sequence[Cell]) -> bool:
     """Waits until the buffers taken from these cells have no readers; False if that takes long.
 
     No new readers come, because the cells are empty. A reader without callbacks finishes by itself:
-    it gets 0.1 s, because one that this very thread has interrupted never finishes. A reader with
-    callbacks may wait for other calls: a callback doesn't wait for it at all, and other code only
-    until some callback waits for a ref, perhaps for one of these.
+    it gets 0.1 s, because one that this very thread has interrupted never finishes. (Nor does a
+    block of this thread's.) A reader with callbacks may wait for other calls: a callback doesn't
+    wait for it at all, and other code only until some callback waits for a ref, perhaps for one of
+    these.
     """
     n, begun = 0, time.monotonic()
     while True:
-        reading = [*filter(lambda r: any(map(r.reads, cells)), _all_records())]
+        reading = [r for r in (*_all_records(), *lent_out) if any(map(r.reads, cells))]
         if not reading:
             return True
         if all(r.calls_back for r in reading):
             if _callback_waited_at[0] > begun or _is_callback():
                 return False
-        elif time.monotonic() > begun + 0.1:
+        elif time.monotonic() > begun + 0.1 or any(map(_is_lent_here, cells)):
             return False
         time.sleep(2.0 ** min(n, 10) * 1e-6 if n > 10 else 0)
         n += 1
@@ -119,22 +146,22 @@ def note_callback_waits() -> None:
         _callback_waited_at[0] = time.monotonic()
 
 
-def check_may_wait(ref: RefLike) -> None:
-    """Refuses to wait for a call that waits for the current code.
+def check_may_wait(ref: RefLike, writes: bool) -> None:
+    """Refuses to wait for a call or a block that waits for the current code, which uses a ref.
 
     Raises:
-      RefStateError: if a call beneath this one on this thread's stack holds the ref, or if this is
-        a callback and a call with callbacks holds it.
+      RefStateError: if a call beneath this one on this thread's stack holds the ref, or a block of
+        this thread lends it, or if this is a callback and a call with callbacks holds it.
     """
     cell = ref._cell
-    doing, has = ("reading", Record.reads) if cell else ("updating", Record.takes)
-    holding = [r for r in _as_records(mine.records) if has(r, cell)]
-    if any(isinstance(r, Lent) for r in holding):
+    is_read = writes and cell  # Those that read wait for nobody who reads.
+    doing, has = ("reading", Record.reads) if is_read else ("updating", Record.takes)
+    if is_read and _is_lent_here(cell):
         raise RefStateError(
             f"write to {ref._aval.origin.describe()} inside a block `with refs.tree.borrow(...)` "
             "that lends its buffer: it would wait for the block's end. Write it after the block"
         )
-    if holding:
+    if any(has(r, cell) for r in _as_records(mine.records)):
         who = "a callback of that call" if _is_callback() else "code that interrupted that call"
     elif _is_callback() and any(r.calls_back and has(r, cell) for r in _all_records()):
         who = "a callback"

@@ -20,7 +20,7 @@ from refs._buffers.exchange import Busy, exchange, patiently
 from refs._buffers.handles import buffer_of, is_ours, update_native
 from refs._buffers.kernels import reader, skeleton_of, updater
 from refs._buffers.parts import on_parts, part_of, value_of
-from refs._buffers.records import Lent, mine, readers
+from refs._buffers.records import Lent, lent_out, look, readers
 from refs._buffers.signals import defer
 from refs._indexing.values import fit
 from refs._types import Buffer, RefLike, Value
@@ -54,7 +54,7 @@ def exchange_refs(
         places = [order[id(cell)] for cell in of_refs]
         cells = [*distinct.values()]
         n = len({*places[: len(written)]})
-        before = [cells[k][0] if cells[k] else None for k in range(n)]
+        before = [*map(look, cells[:n])]
         run = on_parts(written, read, places, call) if has_parts else call
 
         def checked(held: list[Buffer], read_buffers: list[Buffer]) -> tuple[Any, Any]:
@@ -133,8 +133,8 @@ def lent(refs: Sequence[RefLike]) -> Iterator[list[jax.Array]]:
     Calls that would update the refs wait until the block ends.
     """
     cells = [*map(_cell_of, refs)]
-    records, watching, record = mine.records, readers, Lent((), cells, False)
-    records += (record,)
+    blocks, watching, block = lent_out, readers, Lent(cells)
+    blocks += (block,)
     watching += (None,)
     try:
         buffers = patiently(lambda: _in_cells(cells), read=refs)
@@ -142,7 +142,7 @@ def lent(refs: Sequence[RefLike]) -> Iterator[list[jax.Array]]:
         yield [_jax.wrap_keys(x, ref.dtype) for ref, x in zip(refs, values, strict=True)]
     finally:
         del watching[-1]
-        del records[-1]
+        blocks.remove(block)
 
 
 def _in_cells(cells: Sequence[list[Buffer]]) -> list[Buffer]:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from refs import _jax
 from refs._buffers import kernels, quick
+from refs._buffers.handles import sharding_of
 from refs._handles.binding import (
     bind_get,
     bind_whole,
@@ -198,7 +199,21 @@ def _located(ref: RefLike, idx: Indexer, value: Value, doing: str) -> tuple[Inde
     aval = _check_writable(ref, doing)
     with blamed(doing, ref):
         index = Index.parse(... if idx is None else idx, aval.shape)
-        return index, fit(value, index.result_shape, aval.dtype)
+        return index, _fitted(ref, index, value)
+
+
+def _fitted(ref: RefLike, index: Index, value: Value) -> Value:
+    """The value of a write, in the ref's dtype and the index's `result_shape`."""
+    is_divided = index.is_whole and _jax.at_top_level() and sharding_of(ref) is not None
+    place = place_of_values(ref) if is_divided else None
+    return fit(value, index.result_shape, ref.dtype, place)
+
+
+def place_of_values(ref: RefLike) -> Sharding:
+    """Where values that are written to the whole of a concrete ref are to lie."""
+    place = ref.sharding
+    # Values are written from the device's memory.
+    return place.with_memory_kind("device") if _jax.is_of_host(place) else place
 
 
 def accumulate(ref: RefLike, idx: Indexer, method: str, operand: Value) -> None:
@@ -222,10 +237,10 @@ def update(ref: RefLike, idx: Indexer, method: str, operand: Value) -> None:
         check_method(aval.dtype, method)
         index = Index.parse(idx, aval.shape)
         if method == "subtract":
-            addupdate(ref, index, jnp.negative(fit(operand, index.result_shape, aval.dtype)))
+            addupdate(ref, index, jnp.negative(_fitted(ref, index, operand)))
             return
         if method != "apply":
-            operand = fit(operand, index.result_shape, aval.dtype)
+            operand = _fitted(ref, index, operand)
             if _jax.at_top_level():
                 with sharded(ref, index):
                     kernels.update(ref, index, method, operand)

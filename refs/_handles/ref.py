@@ -18,6 +18,7 @@ import numpy as np
 from refs import _jax
 from refs._buffers import exchange, quick
 from refs._buffers.parts import Part, value_of
+from refs._buffers.records import look
 from refs._handles import access, display, members
 from refs._handles.ref_type import RefType
 from refs._handles.view import ViewMaker
@@ -128,8 +129,8 @@ class Ref(_Fields):
     def _check(self) -> None:
         """Raises if the ref has ended, or its value was lost."""
         cell = self._refs._cell
-        buffer = cell[0] if cell else None  # An empty cell: a call is running.
-        if buffer is not None and buffer.is_deleted() and cell and cell[0] is buffer:
+        buffer = look(cell)  # None: a call is running.
+        if buffer is not None and buffer.is_deleted() and look(cell) is buffer:
             lost = self._lost if self._part is None else self._part.base._lost
             raise RefStateError(
                 f"use of {access.describe(self)}, whose value was lost"
@@ -139,8 +140,7 @@ class Ref(_Fields):
 
     def _note_loss(self, cause: str) -> None:
         """Remembers why the value was lost, if it was."""
-        cell = self._cell
-        buffer = cell[0] if cell else None
+        buffer = look(self._cell)
         if buffer is not None and buffer.is_deleted():
             self._lost = cause
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from refs import _jax
-from refs._types import Aval, DType, Value
+from refs._types import Aval, DType, Sharding, Value
 from refs.errors import RefTypeError, RefValueError
 
 
@@ -61,13 +61,20 @@ def convert(value: Value, dtype: DType) -> Value:
     return lax.convert_element_type(value, dtype)
 
 
-def fit(value: Value, shape: Sequence[int], dtype: DType) -> Value:
+def fit(
+    value: Value, shape: Sequence[int], dtype: DType, sharding: Sharding | None = None
+) -> Value:
     """`value` converted to `dtype` and broadcast to `shape`, as NumPy does in an assignment.
+
+    `sharding`: where it is to lie. Of numbers and NumPy arrays each device then gets its own part,
+    and none gets all of it.
 
     Raises:
       RefTypeError, RefValueError: as `convert`, and where the shapes don't broadcast.
     """
     shape = tuple(shape)
+    if sharding is not None and isinstance(value, np.ndarray) and value.shape == shape:
+        value = _divided(value, sharding)
     value = convert(value, dtype)
     if value.shape == shape:
         return value
@@ -75,11 +82,51 @@ def fit(value: Value, shape: Sequence[int], dtype: DType) -> Value:
     if extra > 0 and math.prod(value.shape[:extra]) == 1:
         value = lax.reshape(value, value.shape[extra:])
     try:
-        return jnp.broadcast_to(value, shape)
+        if sharding is None or getattr(value, "committed", False):
+            return jnp.broadcast_to(value, shape)
+        return _broadcast(shape, sharding)(value)
     except ValueError:
         raise RefValueError(
             f"a value of shape {value.shape} can't be broadcast to the indexed shape {shape}"
         ) from None
+
+
+@functools.lru_cache(maxsize=256)
+def _broadcast(shape: tuple[int, ...], sharding: Sharding) -> Callable[[Value], Value]:
+    return jax.jit(lambda x: jnp.broadcast_to(x, shape), out_shardings=sharding)
+
+
+def _divided(value: np.ndarray, sharding: Sharding) -> Value:
+    try:
+        return _jax.place(value, sharding, copy=False)
+    except TypeError:  # No array for JAX: `convert` says so.
+        return value
+
+
+@functools.lru_cache(maxsize=256)
+def _broadcast(shape: tuple[int, ...], sharding: Sharding) -> Callable[[Value], Value]:
+    return jax.jit(lambda x: jnp.broadcast_to(x, shape), out_shardings=sharding)
+
+
+def _divided(value: np.ndarray, sharding: Sharding) -> Value:
+    try:
+        return _jax.place(value, sharding, copy=False)
+    except TypeError:  # No array for JAX: `convert` says so.
+        return value
+
+
+def _divided(value: np.ndarray, sharding: Sharding) -> Value:
+    try:
+        return _jax.place(value, sharding, copy=False)
+    except TypeError:  # No array for JAX: `convert` says so.
+        return value
+
+
+def _divided(value: np.ndarray, sharding: Sharding) -> Value:
+    try:
+        return _jax.place(value, sharding, copy=False)
+    except TypeError:  # No array for JAX: `convert` says so.
+        return value
 
 
 def _number(value: Value, dtype: DType) -> np.ndarray:

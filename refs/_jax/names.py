@@ -172,7 +172,8 @@ class TypeInJit(NamedTuple):
 def type_in_jit(x: Value) -> TypeInJit | Aval:
     """The type of an argument of JAX's jit, with the sharding if that is part of the type."""
     aval: Aval = core.shaped_abstractify(x)
-    if aval.is_high:  # a type of the user's
+    # A type of the user's; or that of a ref, in the place of an array: it has a shape and a dtype.
+    if aval.is_high or is_ref_type(aval):
         return aval
     explicit = aval.sharding if has_explicit_sharding(aval) else None
     return TypeInJit(aval.shape, aval.dtype, aval.weak_type, explicit)

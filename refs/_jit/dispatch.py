@@ -9,7 +9,6 @@ from refs import _jax
 from refs._buffers.exchange import Busy, wait
 from refs._jit.picking import RefsDiffer
 from refs._jit.ways import RETRY
-from refs._types import PyTreeDef
 
 if TYPE_CHECKING:
     from refs._jit.programs import Programs
@@ -17,13 +16,6 @@ if TYPE_CHECKING:
 
 class NoForm:
     """Stands for the form of a call that has none yet, or none that a quick look-up finds."""
-
-    static = None
-    is_alone = False
-
-    @staticmethod
-    def flatten(tree: PyTreeDef) -> list[Any]:
-        raise ValueError
 
     @staticmethod
     def call(form: Any, flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -35,11 +27,11 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
     trace_state, eval_trace = _jax.trace_state, _jax.eval_trace
     nans, infs = _jax.debug_nans, _jax.debug_infs
     has_static, instances = programs.has_static, programs.instances
-    inline: Any = NoForm  # the form, while there is only one
+    inline: Any = None  # the form, while there is only one
 
     def forget() -> None:
         nonlocal inline
-        inline = NoForm
+        inline = None
 
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal inline
@@ -48,21 +40,25 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
         form: Any = inline
         static, rest_args, rest_kwargs = None, args, kwargs
         if has_static:
-            static, rest_args, rest_kwargs = programs.take_static(args, kwargs, form.static)
-            form = form if form.static == static else NoForm
-        try:
-            flat = form.flatten((rest_args, rest_kwargs))
-        except ValueError:
+            known = form and form.static
+            static, rest_args, rest_kwargs = programs.take_static(args, kwargs, known)
+            form = form if known == static else None
+        if form is not None:
+            try:
+                flat = form.flatten((rest_args, rest_kwargs))
+            except ValueError:
+                form = None
+        if form is None:
             if instances and args and id(args[0]) in instances:
                 return instances[id(args[0])](*args[1:], **kwargs)
             form, flat = programs.find(static, rest_args, rest_kwargs)
         try:
             result = form.call(form, flat, args, kwargs)
         except RETRY:
-            inline = NoForm
+            inline = None
         else:
             if form is not inline:
-                inline = form if form.is_alone else NoForm
+                inline = form if form.is_alone else None
             return result
         if _jax.is_jit_disabled():
             return programs.call_otherwise(args, kwargs)
@@ -81,7 +77,7 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
                 if misses > 3:
                     raise
             else:
-                inline = form if form.is_alone else NoForm
+                inline = form if form.is_alone else None
                 return result
 
     programs.forget = forget

@@ -35,7 +35,7 @@ def is_like(leaf: Any, aval: Aval) -> bool:
 
 def shapes_of_refs(flat: list[Any]) -> tuple[Any, ...]:
     """What is cheap to know of refs, and mostly tells them apart: a call compares the rest."""
-    return tuple([(x._aval.shape, x._part is None) for x in flat if type(x) is Ref])
+    return tuple([(x._shape, x._part is None) for x in flat if type(x) is Ref])
 
 
 def quick_key(static: Static | None, tree: PyTreeDef, flat: list[Any]) -> tuple[Any, ...]:
