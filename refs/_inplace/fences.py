@@ -134,7 +134,7 @@ class _Fences:
             return [], []  # Also below, but for `_ancestors`, which take time.
         once = [v for v in cut if self._is_computed_once(v)]
         if once:
-            needed = self._ancestors(k)
+            needed = self._ancestors(k, min(self.made_by[v] for v in once))
             once = [v for v in once if self.made_by[v] not in needed]
             cut = [v for v in cut if not self._is_computed_once(v) or v in once]
             if all(self._is_dead_after(v, k) for v in cut):
@@ -149,12 +149,12 @@ class _Fences:
     def _last_use(self, v: Atom) -> int:
         return self.users[v][-1] if v in self.users else -1
 
-    def _ancestors(self, k: int) -> set[int]:
-        """The equations that an equation depends on."""
+    def _ancestors(self, k: int, first: int) -> set[int]:
+        """The equations that an equation depends on, from `first` on."""
         found: set[int] = set()
         rest = [k]
         while rest:
-            new = {*self.needs[rest.pop()]} - found
+            new = {j for j in self.needs[rest.pop()] if j >= first} - found
             found |= new
             rest += new
         return found
