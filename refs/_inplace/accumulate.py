@@ -142,7 +142,7 @@ class _Sums:
         return self.deposited[atom]
 
     def deposits(self, start: Atom) -> tuple[list[_Deposit], set[int]] | None:
-        """The deposits that an array is the sum of, and the sums, if it is nothing else; or None."""
+        """The deposits that an array is the sum of, and the sums; None if it is anything else."""
         found: list[_Deposit] = []
         sums: set[int] = set()
         waiting = [start]
@@ -194,7 +194,7 @@ class _Sums:
         return False
 
     def only_adds(self, carried: int, output: int) -> bool:
-        """Whether a loop's body only adds to a carry, its input `carried` and its output `output`."""
+        """Whether a loop's body only adds to a carry; the positions of that input and output."""
         v, end = self.body.jaxpr.invars[carried], self.body.outvars[output]
         while v is not end:
             if self.uses.get(v) != 1:
