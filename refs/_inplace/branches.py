@@ -68,9 +68,9 @@ def _buffers(eqn: Eqn) -> dict[int, int]:
         for o, (out, k) in enumerate(zip(eqn.outvars, roots, strict=True))
         if k is not None and is_buffer(out)
     }
-    if _jax.xla_copies_less and len(buffers) == 1 and all(map(_does_one_thing, jaxprs)):
-        if not any(returns_what_it_reads(j, buffers) for j in jaxprs):
-            return {}
+    is_simple = _jax.xla_copies_less and len(buffers) == 1 and all(map(_does_one_thing, jaxprs))
+    if is_simple and not any(returns_what_it_reads(j, buffers) for j in jaxprs):
+        return {}
     changing = sum(any(j.outvars[o] is not j.invars[k] for o, k in buffers.items()) for j in jaxprs)
     others = [v for o, v in enumerate(eqn.outvars) if o not in buffers]
     is_cheap = 2 * sum(map(size, others)) <= sum(size(eqn.outvars[o]) for o in buffers)
@@ -89,8 +89,8 @@ def returns_what_it_reads(jaxpr: Jaxpr, buffers: dict[int, int]) -> bool:
     """
     made_of = {jaxpr.invars[k]: 1 << o for o, k in buffers.items()}  # sets of buffers, as bits
     for eqn in jaxpr.eqns:
-        if found := functools.reduce(or_, (made_of.get(v, 0) for v in filter(is_var, eqn.invars)), 0):
-            made_of.update(dict.fromkeys(eqn.outvars, found))
+        sources = (made_of.get(v, 0) for v in filter(is_var, eqn.invars))
+        made_of.update(dict.fromkeys(eqn.outvars, functools.reduce(or_, sources, 0)))
     return any(made_of.get(v, 0) & ~(1 << o) for o, v in enumerate(jaxpr.outvars) if is_var(v))
 
 
@@ -124,7 +124,7 @@ def _continued(eqn: Eqn) -> Sequence[int | None]:
 
 def _common(roots: Iterable[list[int | None]]) -> list[int | None]:
     """The roots of the outputs of several branches: None where they aren't the same in all."""
-    return [k if all(k == other for other in others) else None for k, *others in zip(*roots, strict=True)]
+    return [of_all[0] if len({*of_all}) == 1 else None for of_all in zip(*roots, strict=True)]
 
 
 def _split(eqn: Eqn, buffers: dict[int, int]) -> list[Eqn]:

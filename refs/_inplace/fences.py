@@ -6,6 +6,7 @@ be, and passes through the fence if not. See `fence` for the fences themselves.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from jax import lax
@@ -75,11 +76,10 @@ class _Fences:
         eqn = self.eqns[k]
         passed = [v for v in eqn.invars if is_var(v) and v in self.passed]
         now = substitute(eqn, {v: self.now(v) for v in passed})
-        buffers = [
-            v for v in dict.fromkeys(filter(is_var, eqn.invars)) if self.update_of.get(v) == k
-        ]
+        times = Counter(filter(is_var, eqn.invars))
+        buffers = [v for v in times if self.update_of.get(v) == k]
         for buffer in buffers:
-            if self.users[buffer][-1] > k or sum(v is buffer for v in eqn.invars) > 1:
+            if self.users[buffer][-1] > k or times[buffer] > 1:
                 continue  # The old value is used again: XLA copies it.
             passing, seen = self._cut(k, buffer)
             if passing or seen or self._is_read_back(eqn):

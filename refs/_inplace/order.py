@@ -30,7 +30,7 @@ from refs._types import Atom, Eqn
 FARTHEST = 300
 
 # The room, in bits, between the places of two equations; and how much less a moved one gets.
-ROOM, LESS = 512, 32
+ROOM, LESS = 2048, 12
 
 
 def order(body: Body) -> None:

@@ -55,9 +55,7 @@ def _users(body: Body) -> dict[Any, set[int]]:
     # XLA computes these where their results are used. They are in order: only loops and branches,
     # which aren't among them, can stand before what they take (see `accumulate`).
     fused = [
-        (k, eqn)
-        for k, eqn in enumerate(body.eqns)
-        if not (is_update(eqn) or is_computed_once(eqn))
+        (k, eqn) for k, eqn in enumerate(body.eqns) if not (is_update(eqn) or is_computed_once(eqn))
     ]
     inputs = {v for v in body.jaxpr.invars if is_buffer(v) and needs_fences(v)}
     free = inputs.difference(filter(is_var, body.outvars))
