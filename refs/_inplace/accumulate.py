@@ -5,11 +5,13 @@ cotangents of a buffer are added up: `ct + update(zeros, u, i)` costs the whole 
 read. Here it becomes `ct[i] += u`. Where the zeros go through a loop or a branch first, `ct` goes
 in their place.
 
-Floats may be summed in another order, and a zero may keep its sign (`-0.0 + 0.0` is `0.0`).
+Floats of 32 bits or more may be summed in another order, and a zero may keep its sign (`-0.0 + 0.0`
+is `0.0`). In shorter ones the order is kept: beside a large number small terms would be lost.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -30,13 +32,15 @@ from refs._inplace.body import (
     splice,
     substitute,
 )
+from refs._inplace.flatten import has_parts
 from refs._types import Atom, Aval, Eqn, Jaxpr, Value
 
 
 def accumulate(jaxpr: Jaxpr) -> Body:
     """One level of a jaxpr, with deposits put onto their buffers; its equations in any order."""
     body = Body(jaxpr)
-    while _Sums(body).rewrite():  # A rewritten sum may be nothing but zeros and deposits now.
+    within: dict[Jaxpr, _Sums] = {}
+    while _Sums(body, within).rewrite():  # A rewritten sum may be only zeros and deposits now.
         pass
     return body
 
@@ -49,13 +53,47 @@ class _Deposit(NamedTuple):
 
 
 class _Sums:
-    def __init__(self, body: Body):
-        self.body = body
+    """The sums of one level of a jaxpr.
+
+    Attributes:
+      deposited: whether a value is a deposit, or the sum of deposits that are used only once.
+      lowest: no equation before this one takes what is made later, by a sum that was rewritten.
+    """
+
+    def __init__(self, body: Body, within: dict[Jaxpr, _Sums]):
+        """`within`: those of the loops and branches in it that were looked at."""
+        self.body, self._within = body, within
         self.made_by = body.producers()
         self.uses = _count_uses(body)
         self.new: dict[int, list[Eqn]] = {}  # The equations that replace one.
         self.names: dict[Any, Atom] = {}
         self.absorbed: set[int] = set()
+        self.deposited: dict[Any, bool] = {}
+        for eqn in filter(is_add, body.eqns):
+            [out] = eqn.outvars
+            # Of all operands, before a sum is moved into a branch and makes it another one.
+            operands = [self.is_deposited(v, 1) for v in eqn.invars]
+            self.deposited[out] = all(operands)
+
+    @functools.cached_property
+    def consumers(self) -> dict[Any, list[int]]:
+        return self.body.consumers()
+
+    @functools.cached_property
+    def lowest(self) -> int:
+        eqns = self.body.eqns
+        later = (k for k, e in enumerate(eqns) if any(self._maker(v) > k for v in e.invars))
+        return next(later, len(eqns))
+
+    def _maker(self, atom: Atom) -> int:
+        """The equation that makes a value; -1 if none does."""
+        return self.made_by.get(atom, -1) if is_var(atom) else -1
+
+    def within(self, jaxpr: Jaxpr) -> _Sums:
+        """The sums of a loop or branch."""
+        if jaxpr not in self._within:
+            self._within[jaxpr] = _Sums(Body(jaxpr), self._within)
+        return self._within[jaxpr]
 
     def rewrite(self) -> bool:
         """Rewrites the sums that it can; returns whether there was one."""
@@ -78,28 +116,34 @@ class _Sums:
         aval: Aval = left.aval
         if not is_like(left, right) or not aval.shape:
             return
+        is_short = jnp.issubdtype(aval.dtype, jnp.floating) and aval.dtype.itemsize < 4
         for base, other in ((left, right), (right, left)):
-            found = self.deposits(other, 1)
-            if found is None:
+            if is_short and self._is_of_several(other):
+                continue
+            found = self.deposits(other)
+            if found is None or self._needs_itself(base, found[0]):
                 continue
             deposits, sums = found
-            # Each is put onto the output of the one before it.
-            bases = [base, *(self.body.eqns[d.eqn].outvars[d.output] for d in deposits)]
-            if any(self._depends(b, d.eqn) for n, d in enumerate(deposits) for b in bases[: n + 1]):
-                continue
             self.absorbed |= sums
             self.new[k] = []
             for deposit in deposits:
                 base = self._put(deposit, base, self.new[k])
-                self.made_by.setdefault(base, k)  # It needs what the sum needs: see `_depends`.
+                self.made_by.setdefault(base, k)  # It needs what the sum needs.
             self.names[eqn.outvars[0]] = base
             return
 
-    def deposits(self, start: Atom, uses: int) -> tuple[list[_Deposit], set[int]] | None:
-        """The deposits that an array is the sum of, and the sums, if it is nothing else; or None.
+    def is_deposited(self, atom: Atom, uses: int) -> bool:
+        """Whether an array, used that often or less, is nothing but zeros and deposits."""
+        if self._is_zeros(atom):
+            return True
+        if self._maker(atom) < 0 or self.uses[atom] > uses:
+            return False
+        if atom not in self.deposited:
+            self.deposited[atom] = self._starts_from_zeros(self._deposit(atom))
+        return self.deposited[atom]
 
-        `uses` is how often `start` may be used. The deposits and sums in it may be used only once.
-        """
+    def deposits(self, start: Atom) -> tuple[list[_Deposit], set[int]] | None:
+        """The deposits that an array is the sum of, and the sums; None if it is anything else."""
         found: list[_Deposit] = []
         sums: set[int] = set()
         waiting = [start]
@@ -107,26 +151,26 @@ class _Sums:
             v = waiting.pop()
             if self._is_zeros(v):
                 continue
-            if not is_var(v) or v not in self.made_by or self.uses[v] > (uses if v is start else 1):
+            if not self.is_deposited(v, 1) or (k := self.made_by[v]) in self.new:
                 return None
-            k = self.made_by[v]
-            eqn = self.body.eqns[k]
-            if is_add(eqn) and k not in self.new:
+            if is_add(self.body.eqns[k]):
                 sums.add(k)
-                waiting += eqn.invars
-            elif self._starts_from_zeros(k, output := list(eqn.outvars).index(v)):
-                found.append(_Deposit(k, output))
+                waiting += self.body.eqns[k].invars
             else:
-                return None
+                found.append(self._deposit(v))
         return found[::-1], sums
 
-    def _is_zeros(self, atom: Atom) -> bool:
-        k = self.made_by.get(atom) if is_var(atom) else None
-        return is_zeros(atom, None if k is None else self.body.eqns[k])
+    def _deposit(self, v: Atom) -> _Deposit:
+        k = self.made_by[v]
+        return _Deposit(k, list(self.body.eqns[k].outvars).index(v))
 
-    def _starts_from_zeros(self, k: int, output: int) -> bool:
-        """Whether an output of equation `k` is a deposit."""
-        eqn = self.body.eqns[k]
+    def _is_zeros(self, atom: Atom) -> bool:
+        k = self._maker(atom)
+        return is_zeros(atom, None if k < 0 else self.body.eqns[k])
+
+    def _starts_from_zeros(self, deposit: _Deposit) -> bool:
+        """Whether an output of an equation is a deposit."""
+        eqn, output = self.body.eqns[deposit.eqn], deposit.output
         if eqn.primitive in (lax.dynamic_update_slice_p, lax.scatter_add_p):
             return self._is_zeros(eqn.invars[0])
         if eqn.primitive is lax.pad_p:
@@ -141,32 +185,61 @@ class _Sums:
             return (
                 output < n
                 and self._is_zeros(eqn.invars[first + output])
-                and _only_adds(_jax.scan_params(eqn.params).jaxpr.jaxpr, first + output, output)
+                and self.within(_jax.scan_params(eqn.params).jaxpr.jaxpr).only_adds(
+                    first + output, output
+                )
             )
         if eqn.primitive is _jax.cond_p:
-            bodies = [Body(_jax.as_closed(b).jaxpr) for b in eqn.params["branches"]]
-            return any(_Sums(b).deposits(b.outvars[output], 2) is not None for b in bodies)
+            branches = [_jax.as_closed(b).jaxpr for b in eqn.params["branches"]]
+            return any(self.within(b).is_deposited(b.outvars[output], 2) for b in branches)
         return False
 
-    def _depends(self, atom: Atom, k: int) -> bool:
-        """Whether a value depends on a loop or conditional `k`, and so can't become its operand."""
-        if self.body.eqns[k].primitive not in (_jax.scan_p, _jax.cond_p):
+    def only_adds(self, carried: int, output: int) -> bool:
+        """Whether a loop's body only adds to a carry; the positions of that input and output."""
+        v, end = self.body.jaxpr.invars[carried], self.body.outvars[output]
+        while v is not end:
+            if self.uses.get(v) != 1:
+                return False
+            eqn = self.body.eqns[self.consumers[v][0]]
+            is_sum = is_add(eqn)
+            if not is_sum and not (eqn.primitive is lax.scatter_add_p and eqn.invars[0] is v):
+                return False
+            [v] = eqn.outvars
+        return self.uses[v] == 2
+
+    def _is_of_several(self, deposited: Atom) -> bool:
+        """Whether several numbers may have been added to one element of what was zeros."""
+        eqn = self.body.eqns[self._maker(deposited)]
+        is_sum = is_add(eqn) or eqn.primitive is _jax.scan_p
+        return is_sum or not eqn.params.get("unique_indices", True)
+
+    def _needs_itself(self, base: Atom, deposits: list[_Deposit]) -> bool:
+        """Whether a deposit by a loop or conditional would be its own operand.
+
+        Each deposit is to be put onto the output of the one before it, the first onto `base`.
+        """
+        parts = {d.eqn for d in deposits if has_parts(self.body.eqns[d.eqn])}
+        if not parts:
             return False
-        seen: set[int] = set()
-        waiting = [atom]
-        while waiting:
-            v = waiting.pop()
-            j = self.made_by.get(v) if is_var(v) else None
-            if j == k:
+        lowest = min(self.lowest, *parts)  # What comes before needs none of them.
+        needed: set[int] = set()
+        waiting = [base]
+        for k, output in deposits:
+            while waiting:
+                j = self._maker(waiting.pop())
+                if j >= lowest and j not in needed:
+                    needed.add(j)
+                    waiting += self.body.eqns[j].invars
+            if k in needed and k in parts:
                 return True
-            if j is not None and j not in seen:
-                seen.add(j)
-                waiting += self.body.eqns[j].invars
+            waiting = [self.body.eqns[k].outvars[output]]
         return False
 
     def _put(self, deposit: _Deposit, base: Atom, into: list[Eqn]) -> Atom:
         """Puts a deposit onto `base` instead of zeros; appends equations and returns the result."""
         eqn = self.body.eqns[deposit.eqn]
+        if has_parts(eqn) and self._maker(base) > deposit.eqn:
+            self.lowest = min(self.lowest, deposit.eqn)
         if eqn.primitive is _jax.scan_p:
             invars = list(eqn.invars)
             invars[_jax.scan_params(eqn.params).num_consts + deposit.output] = base
@@ -215,23 +288,6 @@ def _adding(jaxpr: Jaxpr, output: int, aval: Aval, like: Eqn) -> Jaxpr:
     outvars = list(jaxpr.outvars)
     outvars[output] = out
     return jaxpr.replace(invars=[*jaxpr.invars, base], eqns=[*jaxpr.eqns, *made], outvars=outvars)
-
-
-def _only_adds(jaxpr: Jaxpr, carried: int, output: int) -> bool:
-    """Whether a loop's body only adds to a carry, its input `carried` and its output `output`."""
-    body = Body(jaxpr)
-    consumers = body.consumers()
-    uses = _count_uses(body)
-    v = jaxpr.invars[carried]
-    while v is not jaxpr.outvars[output]:
-        if uses.get(v) != 1:
-            return False
-        eqn = body.eqns[consumers[v][0]]
-        is_sum = is_add(eqn)
-        if not is_sum and not (eqn.primitive is lax.scatter_add_p and eqn.invars[0] is v):
-            return False
-        [v] = eqn.outvars
-    return uses[v] == 2
 
 
 def _count_uses(body: Body) -> dict[Any, int]:

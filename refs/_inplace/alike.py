@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +24,17 @@ from jax import lax
 
 from refs import _jax
 from refs._indexing.places import place_dtype
-from refs._inplace.body import Body, can_pass, is_var, shape, size, spliced, unmoved
+from refs._inplace.body import (
+    Body,
+    can_pass,
+    is_var,
+    literal,
+    operation,
+    shape,
+    size,
+    spliced,
+    unmoved,
+)
 from refs._inplace.flatten import inline
 from refs._tracing.facts import facts_of
 from refs._types import Atom, Aval, Eqn, Jaxpr, Value
@@ -66,13 +77,18 @@ def _is_elementwise(eqn: Eqn) -> bool:
 
 
 def _is_elementwise_throughout(jaxpr: Jaxpr) -> bool:
-    return all(
-        _is_elementwise(eqn)
-        or unmoved(eqn) is not None
-        or _filled(eqn) is not None
-        or any(_is_elementwise_throughout(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
-        for eqn in jaxpr.eqns
-    )
+    if jaxpr not in _elementwise:  # Calls of calls often share them.
+        _elementwise[jaxpr] = all(
+            _is_elementwise(eqn)
+            or unmoved(eqn) is not None
+            or _filled(eqn) is not None
+            or any(_is_elementwise_throughout(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
+            for eqn in jaxpr.eqns
+        )
+    return _elementwise[jaxpr]
+
+
+_elementwise: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()
 
 
 def _filled(eqn: Eqn) -> Atom | None:
@@ -129,16 +145,15 @@ class _Chains:
             if is_var(array):
                 self.unmoved[out] = self.source(array)
         elif _is_elementwise(eqn):
-            operation = eqn.primitive, _hashable(p)
             if shape(out) == ():
-                self.scalars[out] = self._number(*operation, *map(self.scalar, eqn.invars))
+                self.scalars[out] = self._number(operation(eqn), *map(self.scalar, eqn.invars))
             if out in only_joined:
                 operands = map(self.source, filter(is_var, eqn.invars))
                 depth = 1 + max([self._depths.get(v, 0) for v in operands], default=0)
                 if depth <= LONGEST:
                     kinds = [self._kind_of_operand(v, out) for v in eqn.invars]
                     self.makers[out], self._depths[out] = eqn, depth
-                    self.kinds[out] = self._number(*operation, *kinds)
+                    self.kinds[out] = self._number(operation(eqn), *kinds)
 
     def source(self, atom: Atom) -> Atom:
         """The variable that has the same elements, before it was given another shape."""
@@ -167,9 +182,7 @@ class _Chains:
 
     def scalar(self, atom: Atom) -> Hashable:
         """Something that is equal for equal scalars."""
-        if is_var(atom):
-            return self.scalars.get(atom, atom)
-        return "literal", str(atom.aval), np.asarray(atom.val).tobytes()
+        return self.scalars.get(atom, atom) if is_var(atom) else literal(atom)
 
     def _number(self, *key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
@@ -201,25 +214,20 @@ def _used_only_in_chains(body: Body) -> set[Any]:
     """The variables that nothing uses but operations on elements for what is put together."""
     returned, consumers = {*filter(is_var, body.outvars)}, body.consumers()
     found: set[Any] = set()
-    for eqn in reversed(body.eqns):
+    in_chains: set[int] = set()
+    for k, eqn in reversed([*enumerate(body.eqns)]):
         for v in eqn.outvars:
-            users = [body.eqns[k] for k in consumers.get(v, ())]
-            if v not in returned and all(
-                _joins(u)
-                or (u.outvars[0] in found and (_is_elementwise(u) or unmoved(u) is not None))
-                for u in users
-            ):
+            if v not in returned and in_chains.issuperset(consumers.get(v, ())):
                 found.add(v)
+        is_link = _is_elementwise(eqn) or unmoved(eqn) is not None
+        if _joins(eqn) or (is_link and eqn.outvars[0] in found):
+            in_chains.add(k)
     return found
 
 
 def _dtype(atom: Atom) -> str:
     aval: Aval = atom.aval
     return str(aval.dtype)
-
-
-def _hashable(params: dict[str, Any]) -> Hashable:
-    return tuple(sorted(params.items()))
 
 
 def _places(order: list[int], sizes: list[int]) -> np.ndarray | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -142,8 +142,13 @@ def is_read(eqn: Eqn) -> bool:
 
 def is_like(atom: Atom, other: Atom) -> bool:
     """Whether two arrays have the same shape and dtype, so that one can lie where the other is."""
-    a, b = atom.aval, other.aval
-    return (a.shape, a.dtype) == (b.shape, b.dtype)
+    return type_of(atom) == type_of(other)
+
+
+def type_of(atom: Atom) -> Hashable:
+    """The shape and dtype of an array."""
+    aval: Aval = atom.aval
+    return aval.shape, aval.dtype
 
 
 def may_update(eqn: Eqn) -> bool:
@@ -168,7 +173,17 @@ def is_same(atom: Atom, other: Atom) -> bool:
     """Whether two atoms are one variable, or equal constants."""
     if is_var(atom) or is_var(other):
         return atom is other
-    return atom.aval == other.aval and bool(atom.val == other.val)
+    return literal(atom) == literal(other)
+
+
+def literal(atom: Atom) -> Hashable:
+    """What is equal for equal constants, numbers or arrays."""
+    return str(atom.aval), np.asarray(atom.val).tobytes()  # pyright: ignore
+
+
+def operation(eqn: Eqn) -> Hashable:
+    """What is equal for equations that do the same, whatever their operands."""
+    return eqn.primitive, tuple(sorted(eqn.params.items()))
 
 
 def unmasked(

@@ -8,6 +8,12 @@ ones where branches do more than one thing. So `switch(k, A, B)` becomes `if k =
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable, Sequence
+from operator import or_
+from typing import Any
+from weakref import WeakKeyDictionary
+
 import jax.numpy as jnp
 from jax import lax
 
@@ -24,17 +30,16 @@ from refs._inplace.body import (
     splice,
     zeros,
 )
-from refs._types import Atom, Eqn, Value
+from refs._types import Eqn, Jaxpr, Value
 
 
 def updated_operands(eqn: Eqn) -> set[int]:
     """The positions of the operands of a conditional that a branch returns updated."""
     found: set[int] = set()
     for branch in eqn.params["branches"]:
-        body = Body(_jax.as_closed(branch).jaxpr)
-        for v in filter(is_buffer, body.outvars):
-            k = _root(body, v)
-            if k is not None and v is not body.jaxpr.invars[k]:
+        jaxpr = _jax.as_closed(branch).jaxpr
+        for v, k in zip(jaxpr.outvars, _roots(jaxpr), strict=True):
+            if k is not None and is_buffer(v) and v is not jaxpr.invars[k]:
                 found.add(1 + k)
     return found
 
@@ -56,62 +61,70 @@ def _buffers(eqn: Eqn) -> dict[int, int]:
     branches = [_jax.as_closed(b) for b in eqn.params["branches"]]
     if eqn.effects or len(eqn.params) > 1 or any(b.consts for b in branches):
         return {}
-    bodies = [Body(b.jaxpr) for b in branches]
-    buffers: dict[int, int] = {}
-    for o, out in enumerate(eqn.outvars):
-        roots = {_root(body, body.outvars[o]) for body in bodies}
-        if is_buffer(out) and len(roots) == 1 and None not in roots:
-            [buffers[o]] = roots  # type: ignore[assignment]
-    if _jax.xla_copies_less and len(buffers) == 1 and all(map(_does_one_thing, bodies)):
-        [[o, k]] = buffers.items()
-        if not any(returns_what_it_reads(b, o, k) for b in bodies):
-            return {}
-    changing = sum(
-        any(b.outvars[o] is not b.jaxpr.invars[k] for o, k in buffers.items()) for b in bodies
-    )
+    jaxprs = [b.jaxpr for b in branches]
+    roots = _common(map(_roots, jaxprs))
+    buffers = {
+        o: k
+        for o, (out, k) in enumerate(zip(eqn.outvars, roots, strict=True))
+        if k is not None and is_buffer(out)
+    }
+    is_simple = _jax.xla_copies_less and len(buffers) == 1 and all(map(_does_one_thing, jaxprs))
+    if is_simple and not any(returns_what_it_reads(j, buffers) for j in jaxprs):
+        return {}
+    changing = sum(any(j.outvars[o] is not j.invars[k] for o, k in buffers.items()) for j in jaxprs)
     others = [v for o, v in enumerate(eqn.outvars) if o not in buffers]
     is_cheap = 2 * sum(map(size, others)) <= sum(size(eqn.outvars[o]) for o in buffers)
     is_once = len({*buffers.values()}) == len(buffers)
     return buffers if changing > 1 and is_cheap and is_once and all(map(can_pass, others)) else {}
 
 
-def _does_one_thing(body: Body) -> bool:
-    return sum(map(may_update, body.eqns)) <= 1
+def _does_one_thing(jaxpr: Jaxpr) -> bool:
+    return sum(map(may_update, jaxpr.eqns)) <= 1
 
 
-def returns_what_it_reads(body: Body, output: int, position: int) -> bool:
-    """Whether a branch returns something, but the updated buffer, that it makes of the buffer."""
-    made_of = {body.jaxpr.invars[position]}
-    for eqn in body.eqns:
-        if not made_of.isdisjoint(filter(is_var, eqn.invars)):
-            made_of.update(eqn.outvars)
-    others = (v for o, v in enumerate(body.outvars) if o != output)
-    return not made_of.isdisjoint(filter(is_var, others))
+def returns_what_it_reads(jaxpr: Jaxpr, buffers: dict[int, int]) -> bool:
+    """Whether a branch makes an output of a buffer, other than that buffer, updated.
+
+    `buffers`: the outputs that are buffers, and their positions among the inputs.
+    """
+    made_of = {jaxpr.invars[k]: 1 << o for o, k in buffers.items()}  # sets of buffers, as bits
+    for eqn in jaxpr.eqns:
+        sources = (made_of.get(v, 0) for v in filter(is_var, eqn.invars))
+        made_of.update(dict.fromkeys(eqn.outvars, functools.reduce(or_, sources, 0)))
+    return any(made_of.get(v, 0) & ~(1 << o) for o, v in enumerate(jaxpr.outvars) if is_var(v))
 
 
-def _root(body: Body, v: Atom) -> int | None:
-    """The position of the input that a value is, after updates; None if it is none."""
-    made_by = body.producers()
-    while is_var(v) and v in made_by:
-        eqn = body.eqns[made_by[v]]
-        output = list(eqn.outvars).index(v)
-        if is_update(eqn):
-            v = eqn.invars[0]
-        elif (carried := carries(eqn)) is not None:
-            first, n = carried
-            if output >= n:
-                return None
-            v = eqn.invars[first + output]
-        elif eqn.primitive is _jax.cond_p:
-            inner = [Body(_jax.as_closed(b).jaxpr) for b in eqn.params["branches"]]
-            roots = {_root(b, b.outvars[output]) for b in inner}
-            if len(roots) > 1 or None in roots:
-                return None
-            v = eqn.invars[1 + roots.pop()]  # type: ignore[operator]
-        else:
-            return None
-    inputs = body.jaxpr.invars
-    return next((k for k, x in enumerate(inputs) if x is v), None)
+def _roots(jaxpr: Jaxpr) -> list[int | None]:
+    """The position of the input that each output is, after updates; None if it is none."""
+    if jaxpr not in _known_roots:
+        root: dict[Any, int | None] = {v: k for k, v in enumerate(jaxpr.invars)}
+        for eqn in jaxpr.eqns:
+            for out, k in zip(eqn.outvars, _continued(eqn), strict=False):
+                v = None if k is None else eqn.invars[k]
+                root[out] = root.get(v) if is_var(v) else None
+        _known_roots[jaxpr] = [root.get(v) if is_var(v) else None for v in jaxpr.outvars]
+    return _known_roots[jaxpr]
+
+
+_known_roots: WeakKeyDictionary[Jaxpr, list[int | None]] = WeakKeyDictionary()
+
+
+def _continued(eqn: Eqn) -> Sequence[int | None]:
+    """The positions of the operands that the first results of an equation are, updated."""
+    if is_update(eqn):
+        return [0]
+    if (carried := carries(eqn)) is not None:
+        first, n = carried
+        return range(first, first + n)
+    if eqn.primitive is _jax.cond_p:
+        inner = _common(_roots(_jax.as_closed(b).jaxpr) for b in eqn.params["branches"])
+        return [None if k is None else 1 + k for k in inner]
+    return []
+
+
+def _common(roots: Iterable[list[int | None]]) -> list[int | None]:
+    """The roots of the outputs of several branches: None where they aren't the same in all."""
+    return [of_all[0] if len({*of_all}) == 1 else None for of_all in zip(*roots, strict=True)]
 
 
 def _split(eqn: Eqn, buffers: dict[int, int]) -> list[Eqn]:

@@ -6,6 +6,7 @@ be, and passes through the fence if not. See `fence` for the fences themselves.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from jax import lax
@@ -75,11 +76,10 @@ class _Fences:
         eqn = self.eqns[k]
         passed = [v for v in eqn.invars if is_var(v) and v in self.passed]
         now = substitute(eqn, {v: self.now(v) for v in passed})
-        buffers = [
-            v for v in dict.fromkeys(filter(is_var, eqn.invars)) if self.update_of.get(v) == k
-        ]
+        times = Counter(filter(is_var, eqn.invars))
+        buffers = [v for v in times if self.update_of.get(v) == k]
         for buffer in buffers:
-            if self.users[buffer][-1] > k or sum(v is buffer for v in eqn.invars) > 1:
+            if self.users[buffer][-1] > k or times[buffer] > 1:
                 continue  # The old value is used again: XLA copies it.
             passing, seen = self._cut(k, buffer)
             if passing or seen or self._is_read_back(eqn):
@@ -134,7 +134,7 @@ class _Fences:
             return [], []  # Also below, but for `_ancestors`, which take time.
         once = [v for v in cut if self._is_computed_once(v)]
         if once:
-            needed = self._ancestors(k)
+            needed = self._ancestors(k, min(self.made_by[v] for v in once))
             once = [v for v in once if self.made_by[v] not in needed]
             cut = [v for v in cut if not self._is_computed_once(v) or v in once]
             if all(self._is_dead_after(v, k) for v in cut):
@@ -149,12 +149,12 @@ class _Fences:
     def _last_use(self, v: Atom) -> int:
         return self.users[v][-1] if v in self.users else -1
 
-    def _ancestors(self, k: int) -> set[int]:
-        """The equations that an equation depends on."""
+    def _ancestors(self, k: int, first: int) -> set[int]:
+        """The equations that an equation depends on, from `first` on."""
         found: set[int] = set()
         rest = [k]
         while rest:
-            new = {*self.needs[rest.pop()]} - found
+            new = {j for j in self.needs[rest.pop()] if j >= first} - found
             found |= new
             rest += new
         return found

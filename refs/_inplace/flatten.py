@@ -15,12 +15,12 @@ from refs._inplace.body import (
     barrier,
     is_add,
     is_buffer,
-    is_like,
     is_read,
     is_var,
     renamed,
     splice,
     substitute,
+    type_of,
 )
 from refs._tracing.facts import facts_of
 from refs._types import Atom, Eqn, Jaxpr
@@ -60,10 +60,9 @@ _worth_it: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()
 
 def _overwrites(jaxpr: Jaxpr) -> bool:
     """Whether the jaxpr may overwrite an input as a whole, and reads a part of such an array."""
-    inputs = [v for v in jaxpr.invars if is_buffer(v)]
-    outputs = [v for v in jaxpr.outvars if is_buffer(v) and any(is_like(v, x) for x in inputs)]
-    parts = (eqn.invars[0] for eqn in jaxpr.eqns if is_read(eqn)) if outputs else ()
-    return any(is_like(v, out) for v in parts for out in outputs)
+    whole = {type_of(v) for v in jaxpr.invars if is_buffer(v)}
+    whole &= {type_of(v) for v in jaxpr.outvars if is_buffer(v)}
+    return any(is_read(eqn) and type_of(eqn.invars[0]) in whole for eqn in jaxpr.eqns)
 
 
 def _flatten(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:

@@ -13,6 +13,7 @@ Equations otherwise keep the order of the program.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from typing import Any
 
 from refs import _jax
@@ -28,6 +29,9 @@ from refs._types import Atom, Eqn
 # whole program: the time for 10,000 equations of real programs is the same with 30, 300 and 3,000.
 FARTHEST = 300
 
+# The room, in bits, between the places of two equations; and how much less a moved one gets.
+ROOM, LESS = 2048, 12
+
 
 def order(body: Body) -> None:
     """Puts the equations of a body in an order for updates in place."""
@@ -36,7 +40,7 @@ def order(body: Body) -> None:
     for buffer, update in schedule.updates.items():
         schedule.put_readers_first(buffer, update)
         schedule.put_users_last(buffer, update)
-    body.eqns = [body.eqns[k] for k in schedule.order]
+    body.eqns = [body.eqns[k] for k in schedule.order()]
 
 
 class _Schedule:
@@ -47,8 +51,9 @@ class _Schedule:
       is_once: for each equation whether XLA never repeats it.
       updates: each buffer, and its last update.
       before: for each equation those that must come before it: operands, effects, and edges.
-      order: the equations, in an order that `before` allows.
-      place: where each equation stands in `order`.
+      place: numbers in an order that `before` allows: an equation is moved without new numbers for
+        those that it passes, which may be very many.
+      room: how many numbers before that of each equation are free.
     """
 
     def __init__(self, body: Body):
@@ -57,8 +62,8 @@ class _Schedule:
         self.is_once = [*map(is_computed_once, body.eqns)]
         self.updates = last_updates(body)
         self.before = needs(body)
-        self.order: list[int] = []
         self.place = [0] * len(self.eqns)
+        self.room = [0] * len(self.eqns)
 
     def sort(self) -> None:
         """Orders the equations as in the program, operands first."""
@@ -67,16 +72,21 @@ class _Schedule:
         for k, before in enumerate(self.before):
             for j in {*before}:
                 after[j].append(k)
+        order: list[int] = []
         ready = [k for k, n in enumerate(missing) if n == 0]
         while ready:
             k = heapq.heappop(ready)
-            self.order.append(k)
+            order.append(k)
             for j in after[k]:
                 missing[j] -= 1
                 if missing[j] == 0:
                     heapq.heappush(ready, j)
-        assert len(self.order) == len(self.eqns), "an equation needs its own result"
-        self._number(0)
+        assert len(order) == len(self.eqns), "an equation needs its own result"
+        self._number(order)
+
+    def order(self) -> list[int]:
+        """The equations in the order found."""
+        return sorted(range(len(self.eqns)), key=self.place.__getitem__)
 
     def put_readers_first(self, buffer: Atom, update: int) -> None:
         """Puts the equations that take a buffer before its update.
@@ -98,7 +108,7 @@ class _Schedule:
         A user that the update needs stays where it is, and counts as a reader: XLA may compute its
         result again, and repeat the read for that.
         """
-        first = last = self.place[update]
+        first, last = update, self.place[update]
         readers = [k for k in self.users[buffer] if self.place[k] < last]
         if not readers:
             return
@@ -113,34 +123,35 @@ class _Schedule:
                         continue
                     seen.add(user)
                     if is_kept and user not in needed and self.place[user] >= lowest:
-                        first = min(first, self.place[user])
+                        first = min(first, user, key=self.place.__getitem__)
                         self.before[user].append(update)
                     elif not once and not (is_kept and self.is_once[user]):
                         readers.append(user)
             if len(seen) > FARTHEST:
                 break
-        self._move(first, last, needed)
+        if first != update:
+            self._put_before(first, [update, *needed])
 
     def _put_first(self, k: int, update: int) -> bool:
         """Puts an equation before an update; False if it needs the update."""
-        first, last = self.place[update], self.place[k]
-        if first < last:
-            moved, lowest = self._needed(k, first)
-            if update in moved or lowest > first:
+        first = self.place[update]
+        if first < self.place[k]:
+            needed, lowest = self._needed(k, first)
+            if update in needed or lowest > first:
                 return False
-            self._move(first, last, moved)
+            self._put_before(update, [k, *needed])
         self.before[update].append(k)
         return True
 
-    def _move(self, first: int, last: int, needed: set[int]) -> None:
-        """Puts the equation at the place `last`, with those that it needs, at the place `first`."""
-        if first == last:
-            return
-        *window, k = self.order[first : last + 1]
-        moved = [j for j in window if j in needed]
-        rest = [j for j in window if j not in needed]
-        self.order[first : last + 1] = [*moved, k, *rest]
-        self._number(first, last + 1)
+    def _put_before(self, first: int, eqns: Sequence[int]) -> None:
+        """Puts those of some equations that stand after `first` right before it, in their order."""
+        if not self.room[first] >> LESS:
+            self._number(self.order())
+        moved = [k for k in eqns if self.place[k] > self.place[first]]
+        start, room = self.place[first] - self.room[first], self.room[first] >> LESS
+        self.room[first] -= len(moved) * room
+        for n, k in enumerate(sorted(moved, key=self.place.__getitem__), 1):
+            self.place[k], self.room[k] = start + n * room, room
 
     def _needed(self, k: int, lowest: int) -> tuple[set[int], int]:
         """The equations that equation `k` needs, if they stand at a place or later; and the place.
@@ -148,20 +159,20 @@ class _Schedule:
         The place is `lowest`, or, if more than FARTHEST stand there, one nearer to `k`.
         """
         found: set[int] = set()
-        nearest = [-self.place[k]]
+        nearest = [(-self.place[k], k)]
         while nearest:
-            place = -heapq.heappop(nearest)
+            place, k = heapq.heappop(nearest)
             if len(found) > FARTHEST:
-                return found, place + 1
-            for j in self.before[self.order[place]]:
+                return found, 1 - place
+            for j in self.before[k]:
                 if j not in found and self.place[j] >= lowest:
                     found.add(j)
-                    heapq.heappush(nearest, -self.place[j])
+                    heapq.heappush(nearest, (-self.place[j], j))
         return found, lowest
 
-    def _number(self, first: int, end: int | None = None) -> None:
-        for place, k in enumerate(self.order[first:end], first):
-            self.place[k] = place
+    def _number(self, order: Sequence[int]) -> None:
+        for n, k in enumerate(order, 1):
+            self.place[k], self.room[k] = n << ROOM, 1 << ROOM
 
 
 def needs(body: Body) -> list[list[int]]:

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from jax import lax
 
-from refs._inplace.body import is_same, is_var, shape
+from refs._inplace.body import is_var, literal, operation, shape
 from refs._types import Atom, Eqn, Primitive
 
 # What the indices of a slice and of its update are made with, each once more; and `vmap`'s.
-_OF_INDICES = (
-    *(lax.lt_p, lax.add_p, lax.select_n_p, lax.clamp_p),
+_OF_INDICES = {
+    *(lax.lt_p, lax.add_p, lax.select_n_p, lax.clamp_p, lax.convert_element_type_p),
     *(lax.broadcast_in_dim_p, lax.concatenate_p, lax.reshape_p, lax.transpose_p),
-)
+}
 
 
 class Places:
-    """The places that the equations of a body read and write."""
+    """The places that the equations of a body read and write.
+
+    Attributes:
+      first: an index -> the first one that is made in the same way. Expressions share their parts,
+        so that two of them, compared part by part, would take a time exponential in their depth.
+    """
 
     def __init__(self, eqns: Sequence[Eqn], made_by: Mapping[Any, int]):
         self.eqns, self.made_by = eqns, made_by
+        self.first: dict[Any, Any] = {}
+        known: dict[Hashable, Any] = {}
+        for eqn in eqns:
+            if eqn.primitive in _OF_INDICES:
+                [out] = eqn.outvars
+                made_so = (operation(eqn), *map(self._value, eqn.invars))
+                self.first[out] = known.setdefault(made_so, out)
 
     def maker(self, v: Atom, *primitives: Primitive) -> Eqn | None:
         """The equation that makes a value, if it is one of these primitives."""
@@ -30,17 +42,10 @@ class Places:
 
     def is_alike(self, v: Atom, other: Atom) -> bool:
         """Whether two atoms are one value, or made in the same way: `vmap` makes indices twice."""
-        if is_same(v, other):
-            return True
-        a, b = (self.maker(x, *_OF_INDICES) for x in (v, other))
-        return (
-            a is not None
-            and b is not None
-            and a.primitive is b.primitive
-            and a.params == b.params
-            and len(a.invars) == len(b.invars)
-            and all(map(self.is_alike, a.invars, b.invars))
-        )
+        return self._value(v) == self._value(other)
+
+    def _value(self, v: Atom) -> Hashable:
+        return self.first.get(v, v) if is_var(v) else literal(v)
 
     def is_own(self, read: Eqn, update: Eqn) -> bool:
         """Whether an equation reads what an update writes, each element of it in its place."""

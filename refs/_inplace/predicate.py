@@ -18,7 +18,8 @@ the update. Where several branches update, `branches` does with less.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
@@ -29,7 +30,6 @@ from refs._inplace.body import (
     Body,
     can_pass,
     is_buffer,
-    is_like,
     is_small,
     is_var,
     must_run,
@@ -37,11 +37,13 @@ from refs._inplace.body import (
     size,
     splice,
     substitute,
+    type_of,
     unmasked,
     zeros,
 )
 from refs._inplace.branches import returns_what_it_reads
 from refs._inplace.flatten import has_parts, is_worth_it, map_jaxprs
+from refs._tracing.touch_analysis import used
 from refs._types import Atom, Eqn, Jaxpr, Value
 
 # The most conditionals that one becomes.
@@ -93,11 +95,11 @@ def _in_parts(eqn: Eqn) -> tuple[list[Eqn], list[Atom]]:
     for _ in range(MOST_PARTS):
         parts = [branch.take(eqn, smallest) for branch in branches]
         # What has been written is known only after these updates, so no result here can be it.
-        new = [
+        new = {
             b.inputs[s.number] for b, part in zip(branches, parts, strict=True) for s in part.slots
-        ]
+        }
         is_last = all(branch.is_done for branch in branches) and not any(
-            b.outvars[o] is v for b in branches for o in others for v in new
+            is_var(b.outvars[o]) and b.outvars[o] in new for b in branches for o in others
         )
         if is_last:
             passed: list[_Column] = [[b.outvars[o] for b in branches] for o in others]
@@ -129,10 +131,10 @@ def _in_parts(eqn: Eqn) -> tuple[list[Eqn], list[Atom]]:
 
 def _is_worth_it(branches: Sequence[_Branch], buffers: dict[int, int]) -> bool:
     """Whether XLA would copy a buffer that one branch updates."""
-    if any(b.reads(k) for b in branches if not b.updates for k in buffers.values()):
+    if any(b.reads(buffers.values()) for b in branches if not b.updates):
         return True
     return not _jax.xla_copies_less and any(
-        returns_what_it_reads(Body(b.jaxpr), o, k) for b in branches for o, k in buffers.items()
+        returns_what_it_reads(b.jaxpr, buffers) for b in branches
     )
 
 
@@ -141,23 +143,25 @@ def _updated(jaxprs: Sequence[Jaxpr]) -> dict[int, int]:
 
     There are none if two outputs are the same one.
     """
-    first, *others = (
-        {o: k for o, v in enumerate(j.outvars) if (k := _updates(j, v)[0]) is not None}
-        for j in jaxprs
-    )
+    first, *others = ({o: k for o, (k, _) in _updates(j).items()} for j in jaxprs)
     found = {o: k for o, k in first.items() if all(other.get(o) == k for other in others)}
     return found if len({*found.values()}) == len(found) else {}
 
 
-def _updates(jaxpr: Jaxpr, v: Atom) -> tuple[int | None, set[Any]]:
-    """The position of the input that a buffer is, after updates, or None; and their results."""
+def _updates(jaxpr: Jaxpr) -> dict[int, tuple[int, set[Any]]]:
+    """The outputs that are a buffer among the inputs, after updates; that input's position, and
+    the updates' results."""
     made_by = {out: eqn for eqn in jaxpr.eqns if _is_update(eqn) for out in eqn.outvars}
-    results = set()
-    while is_var(v) and v in made_by:
-        results.add(v)
-        v = made_by[v].invars[0]
-    found = (k for k, x in enumerate(jaxpr.invars) if x is v and is_buffer(x))
-    return next(found, None), results
+    position = {v: k for k, v in enumerate(jaxpr.invars) if is_buffer(v)}
+    found: dict[int, tuple[int, set[Any]]] = {}
+    for o, v in enumerate(jaxpr.outvars):
+        results = set()
+        while is_var(v) and v in made_by:
+            results.add(v)
+            v = made_by[v].invars[0]
+        if is_var(v) and v in position:
+            found[o] = position[v], results
+    return found
 
 
 def _is_update(eqn: Eqn) -> bool:
@@ -194,16 +198,18 @@ class _Branch:
     def __init__(self, jaxpr: Jaxpr, buffers: dict[int, int]):
         self.jaxpr, self._buffers = jaxpr, buffers
         self.inputs, self.eqns, self.outvars = [*jaxpr.invars], [*jaxpr.eqns], [*jaxpr.outvars]
-        self.updates = {v for o in buffers for v in _updates(jaxpr, jaxpr.outvars[o])[1]}
+        updates = _updates(jaxpr)
+        self.updates = {v for o in buffers for v in updates[o][1]}
 
     @property
     def is_done(self) -> bool:
         """Whether nothing is left."""
         return not self.eqns and not self.updates
 
-    def reads(self, number: int) -> bool:
-        """Whether an equation takes an operand."""
-        return any(v is self.inputs[number] for eqn in self.eqns for v in eqn.invars)
+    def reads(self, numbers: Iterable[int]) -> bool:
+        """Whether an equation takes one of these operands."""
+        taken = {v for eqn in self.eqns for v in eqn.invars if is_var(v)}
+        return any(self.inputs[k] in taken for k in numbers)
 
     def take(self, like: Eqn, buffer: Atom) -> _Part:
         """Takes out the next part: all that needs none of the updates, and those of these.
@@ -260,14 +266,16 @@ class _Branch:
 def _packed(values: Sequence[Sequence[Atom]]) -> list[_Column]:
     """The values that each branch passes on, those of equal types in one column."""
     columns: list[_Column] = []
+    of_type: defaultdict[Hashable, list[_Column]] = defaultdict(list)
     for b, own in enumerate(values):
+        taken: Counter[Hashable] = Counter()  # how many columns of a type this branch has
         for v in own:
-            free = (c for c in columns if c[b] is None and is_like(_some(c), v))
-            column = next(free, None)
-            if column is None:
-                column = [None] * len(values)
-                columns.append(column)
-            column[b] = v
+            of_v, n = of_type[type_of(v)], taken[type_of(v)]
+            if n == len(of_v):
+                of_v.append([None] * len(values))
+                columns.append(of_v[n])
+            of_v[n][b] = v
+            taken[type_of(v)] += 1
     return columns
 
 
@@ -286,27 +294,24 @@ def _conditional(
             outvars.append(v)
         jaxpr = part.jaxpr.replace(invars=part.inputs, eqns=eqns, outvars=outvars)
         jaxprs.append(Body(jaxpr).close())
-    used = [
+    taken = [used(jaxpr) for jaxpr in jaxprs]
+    kept = [
         k
         for k in range(len(operands) - 1)
-        if any(_uses(jaxpr, part.inputs[k]) for jaxpr, part in zip(jaxprs, parts, strict=True))
+        if any(part.inputs[k] in of_part for of_part, part in zip(taken, parts, strict=True))
     ]
     branches = tuple(
         _jax.with_equations(
             branch,
-            lambda _: jaxpr.replace(invars=[part.inputs[k] for k in used]),  # noqa: B023
+            lambda _: jaxpr.replace(invars=[part.inputs[k] for k in kept]),  # noqa: B023
         )
         for branch, jaxpr, part in zip(eqn.params["branches"], jaxprs, parts, strict=True)
     )
     return eqn.replace(
-        invars=[operands[0], *(operands[1 + k] for k in used)],
+        invars=[operands[0], *(operands[1 + k] for k in kept)],
         outvars=[_jax.new_var(_some(column).aval) for column in columns],
         params={**eqn.params, "branches": branches},
     )
-
-
-def _uses(jaxpr: Jaxpr, v: Atom) -> bool:
-    return any(x is v for x in (*(x for e in jaxpr.eqns for x in e.invars), *jaxpr.outvars))
 
 
 def _some(row: Sequence[Any]) -> Any:

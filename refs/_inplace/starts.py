@@ -31,10 +31,8 @@ def hide_starts(jaxpr: Jaxpr) -> Jaxpr:
     for eqn in jaxpr.eqns:
         if _is_row(eqn) and eqn.invars[0] in of_input and not _is_read(eqn.outvars[0], body, users):
             of_input[eqn.invars[0]].append(eqn)
-    many = {x: slices for x, slices in of_input.items() if len(slices) >= FEWEST}
-    for x, slices in many.items():
-        _hide(body, x, slices)
-    return body.close() if many else jaxpr
+    many = [slices for slices in of_input.values() if len(slices) >= FEWEST]
+    return _hidden_in(body, many).close() if many else jaxpr
 
 
 def _is_row(eqn: Eqn) -> bool:
@@ -52,19 +50,25 @@ def _is_read(v: Any, body: Body, users: dict[Any, list[int]]) -> bool:
     )
 
 
-def _hide(body: Body, x: Atom, slices: Sequence[Eqn]) -> None:
-    starts = tuple(dict.fromkeys(eqn.params["start_indices"][0] for eqn in slices))
-    made, out = splice(_hidden, [x], slices[0], starts=starts)
-    start_of = dict(zip(starts, out, strict=True))
-    hidden = {id(eqn) for eqn in slices}
-    eqns = made
+def _hidden_in(body: Body, many: Sequence[Sequence[Eqn]]) -> Body:
+    """A body with dynamic slices for these slices, one sequence for each input."""
+    eqns: list[Eqn] = []
+    start_of: dict[int, Atom] = {}  # by the id of the slice
+    for slices in many:
+        places = [eqn.params["start_indices"][0] for eqn in slices]
+        starts = tuple(dict.fromkeys(places))
+        made, out = splice(_hidden, slices[0].invars, slices[0], starts=starts)
+        eqns += made
+        known = dict(zip(starts, out, strict=True))
+        start_of |= {id(eqn): known[place] for eqn, place in zip(slices, places, strict=True)}
     for eqn in body.eqns:
-        if id(eqn) in hidden:
-            start = start_of[eqn.params["start_indices"][0]]
-            eqns += replaced(eqn, _slice, [x, start], size=size(eqn.outvars[0]))
+        if id(eqn) in start_of:
+            operands = [*eqn.invars, start_of[id(eqn)]]
+            eqns += replaced(eqn, _slice, operands, size=size(eqn.outvars[0]))
         else:
             eqns.append(eqn)
     body.eqns = eqns
+    return body
 
 
 def _hidden(x: Value, *, starts: tuple[int, ...]) -> list[Value]:

@@ -6,6 +6,7 @@ other memory, and copies that back. If `x[k]` has passed through a fence, the ke
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from refs._inplace.body import (
@@ -18,6 +19,7 @@ from refs._inplace.body import (
     is_var,
     needs_fences,
     substitute,
+    type_of,
 )
 from refs._inplace.fence import passed
 from refs._inplace.order import is_computed_once
@@ -26,77 +28,66 @@ from refs._types import Atom, Eqn
 
 def fence_reads_of_whole(body: Body, on_cpu: bool) -> None:
     """Puts fences before the kernels that overwrite a buffer and take what was read from it."""
-    users = _Kernels(body).users()
+    users = _users(body)
     if not users:
         return
     constants = body.constants()
     names: dict[Any, Atom] = {}
-    waiting: list[Atom] = []
+    waiting: dict[Any, None] = {}
     eqns: list[Eqn] = []
     for k, eqn in enumerate(body.eqns):
         if any(v in waiting and k in users[v] for v in filter(is_var, eqn.invars)):
             # One fence for all that has been read so far: no kernel starts before.
-            fence = passed(waiting, eqn, constants, on_cpu)
+            fence = passed([*waiting], eqn, constants, on_cpu)
             eqns += fence.eqns
             names |= fence.names
-            waiting = []
+            waiting = {}
         eqns.append(substitute(eqn, names))
-        waiting += [v for v in eqn.outvars if v in users]
+        waiting |= {v: None for v in eqn.outvars if v in users}
     body.eqns = eqns
 
 
-class _Kernels:
-    """What XLA fuses into the kernels that compute the results of a body."""
+def _users(body: Body) -> dict[Any, set[int]]:
+    """The small values that kernels take which may overwrite what these were read from.
 
-    def __init__(self, body: Body):
-        self.body, self.made_by = body, body.producers()
-        inputs = {v for v in body.jaxpr.invars if is_buffer(v) and needs_fences(v)}
-        self.free = inputs.difference(filter(is_var, body.outvars))
+    For each, the equations of the kernels that take it.
+    """
+    # XLA computes these where their results are used. They are in order: only loops and branches,
+    # which aren't among them, can stand before what they take (see `accumulate`).
+    fused = [
+        (k, eqn) for k, eqn in enumerate(body.eqns) if not (is_update(eqn) or is_computed_once(eqn))
+    ]
+    inputs = {v for v in body.jaxpr.invars if is_buffer(v) and needs_fences(v)}
+    free = inputs.difference(filter(is_var, body.outvars))
+    outputs = {type_of(v): v for v in body.outvars if is_buffer(v)}
+    # A walk for each type takes a while, and there is something to find only for few.
+    overwritten = {type_of(v) for v in free}
+    overwritten &= {type_of(eqn.invars[0]) for _, eqn in fused if is_read(eqn)}
+    found: defaultdict[Any, set[int]] = defaultdict(set)
+    for whole in (v for of_type, v in outputs.items() if of_type in overwritten):
+        made_of = {v for v in free if is_like(v, whole)}  # such buffers, and what is made of them
+        read = set()  # the values for which XLA would read from such an array where it uses them
+        for _, eqn in fused:
+            small, large = _by_size(eqn, whole)
+            if not made_of.isdisjoint(large):
+                made_of.update(eqn.outvars)
+            if not read.isdisjoint(small) or (is_read(eqn) and is_like(eqn.invars[0], whole)):
+                read.update(eqn.outvars)
+        kernels = {v for v in filter(is_var, body.outvars) if v in made_of and is_like(v, whole)}
+        for k, eqn in reversed(fused):
+            if not kernels.isdisjoint(eqn.outvars):
+                small, large = _by_size(eqn, whole)
+                kernels.update(large)
+                for v in small:
+                    if v in read:
+                        found[v].add(k)
+    return found
 
-    def users(self) -> dict[Any, set[int]]:
-        """The small values that kernels take which may overwrite what these were read from.
 
-        For each, the equations of the kernels that take it.
-        """
-        found: dict[Any, set[int]] = {}
-        for out in filter(is_buffer, self.body.outvars):
-            parts: dict[Any, set[int]] = {}
-            is_free, rest, seen = False, [out], {out}
-            while rest:
-                v = rest.pop()
-                is_free |= v in self.free and is_like(v, out)
-                k = self.fused(v)
-                if k is None:
-                    continue
-                for w in filter(is_var, self.body.eqns[k].invars):
-                    if is_small(w, out):
-                        parts.setdefault(w, set()).add(k)
-                    elif w not in seen:
-                        seen.add(w)
-                        rest.append(w)
-            if is_free:
-                for v, equations in parts.items():
-                    if self.is_read(v, out):
-                        found.setdefault(v, set()).update(equations)
-        return found
-
-    def fused(self, v: Atom) -> int | None:
-        """The equation that makes a value, if XLA computes that where it is used."""
-        k = self.made_by.get(v)
-        eqn = None if k is None else self.body.eqns[k]
-        return None if eqn is None or is_update(eqn) or is_computed_once(eqn) else k
-
-    def is_read(self, v: Atom, whole: Atom) -> bool:
-        """Whether XLA would read from such an array as `whole`, where it uses a small value."""
-        rest, seen = [v], {v}
-        while rest:
-            k = self.fused(rest.pop())
-            if k is None:
-                continue
-            eqn = self.body.eqns[k]
-            if is_read(eqn) and is_like(eqn.invars[0], whole):
-                return True
-            new = {w for w in filter(is_var, eqn.invars) if is_small(w, whole)} - seen
-            seen |= new
-            rest += new
-        return False
+def _by_size(eqn: Eqn, whole: Atom) -> tuple[list[Atom], list[Atom]]:
+    """The variables that an equation takes: the small ones, compared with `whole`; the others."""
+    small: list[Atom] = []
+    large: list[Atom] = []
+    for v in filter(is_var, eqn.invars):
+        (small if is_small(v, whole) else large).append(v)
+    return small, large

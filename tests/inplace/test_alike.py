@@ -153,6 +153,20 @@ def test_slices_with_steps_and_operations_with_two_results():
     rewritten(run, jnp.arange(6.0))
 
 
+def test_parts_that_are_shown_to_the_host():
+    seen = []
+
+    def run(x):
+        part = x[:4] * 2
+        jax.debug.callback(seen.append, part)
+        return jnp.concatenate([part, x[4:] * 2])
+
+    got = jax.jit(refs.in_place(run))(jnp.arange(8.0))
+    jax.effects_barrier()
+    np.testing.assert_array_equal(got, jnp.arange(8.0) * 2)
+    np.testing.assert_array_equal(seen, [[0, 2, 4, 6]])
+
+
 def test_numbers_of_different_types():
     def run(x):
         parts = [lax.slice(x, (4 * k,), (4 * k + 4,)) for k in range(4)]
