@@ -187,6 +187,6 @@ _REFUSED_BY_JAX: dict[str | None, str] = {
     ),
     "a mapped value": (
         "write of a value of each lane's own to {ref} at {site}: `jax.vmap` doesn't map what it "
-        "does to a ref from outside. Use `refs.vmap`"
+        "does to a ref from outside. Use `refs.vmap`, or `refs.map` for `jax.lax.map` in batches"
     ),
 }

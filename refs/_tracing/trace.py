@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 
@@ -25,8 +25,6 @@ from refs._origin import Origin, origin_of
 from refs._tracing.discharged import to_be_discharged
 from refs._types import Aval, ClosedJaxpr, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefError, RefEscapeError, RefTypeError, RefValueError
-
-T = TypeVar("T")
 
 
 class AbstractArgument:
@@ -273,18 +271,17 @@ def _made_here(ref: RefLike) -> bool:
     return _jax.trace_of(ref) is _jax.current_trace()
 
 
-def advised(fun: Callable[..., T]) -> Callable[..., T]:
+def advised(fun: Callable[..., Any]) -> Callable[..., Any]:
     """`fun`, which traces: errors of JAX about refs also say what to do instead."""
 
     @_jax.within_whole_tracebacks
-    def called(*args: Any, **kwargs: Any) -> T:
+    def called(*args: Any, **kwargs: Any) -> Any:
         try:
             return fun(*args, **kwargs)
         except RefError:
             raise
         except Exception as error:
-            found = _ADVICE.get(_jax.what_is_said(error))
-            if found is None:
+            if (found := _ADVICE.get(_jax.what_is_said(error))) is None:
                 raise
             kind, advice = found
             raise kind(advice.format(said=error)) from error
@@ -321,11 +318,13 @@ _ADVICE: dict[str | None, tuple[type[Exception], str]] = {
     ),
     "a mapped branch": (
         RefValueError,
-        "`jax.vmap` can't map a branch that touches a ref: `refs.vmap` can",
+        "`jax.vmap` can't map a branch that touches a ref: `refs.vmap` can, and `refs.map` in the "
+        "place of `jax.lax.map` in batches",
     ),
     "a mapped value": (
         RefValueError,
-        "{said}\n\n`jax.vmap` doesn't map what loops and inner jits do to a ref: `refs.vmap` can",
+        "{said}\n\n`jax.vmap` doesn't map what loops and inner jits do to a ref: `refs.vmap` can, "
+        "and `refs.map` in the place of `jax.lax.map` in batches",
     ),
     "arrays only": (RefTypeError, _ARRAYS_ONLY),
     "a tracer that isn't differentiated": (RefTypeError, _NONDIFFERENTIATED),

@@ -52,7 +52,7 @@ def with_a_rule(f, doing):
 
 
 def in_a_nested_jit(f):
-    return refs.jit(lambda r: refs.jit(lambda r: f(r[0]))(r))(refs.new_ref(X))
+    return refs.jit(lambda r: refs.jit(lambda r: f(r[0]))(r) + 1)(refs.new_ref(X))
 
 
 CALLERS = {

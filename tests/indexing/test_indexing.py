@@ -167,8 +167,7 @@ def cases(draw):
             # A list holds its elements' type only if there are any.
             as_list = array.size > 0 and draw(st.booleans())
             entries.append(array.tolist() if as_list else dynamically(array))
-    if draw(st.integers(0, 5)) == 0:
-        entries.append(None)
+    entries += [None] * (draw(st.integers(0, 5)) == 0)
     return Case(shape, tuple(entries), tuple(dynamic))
 
 
