@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dis
 import os
 import sys
 from types import CodeType
@@ -65,18 +64,3 @@ def user_site() -> Site | None:
             return Site(frame.f_code, frame.f_lineno)
         frame = frame.f_back
     return None  # pragma: no cover, C code that embeds Python has called
-
-
-def is_raised_by_jax(error: BaseException) -> bool:
-    """Whether JAX itself raised an error, and no function of the user's.
-
-    JAX removes its own frames from tracebacks: then the last frame is at a call, not at a `raise`.
-    """
-    tb = error.__traceback__
-    while tb is not None and tb.tb_next is not None:
-        tb = tb.tb_next
-    if tb is None:
-        return False
-    code = tb.tb_frame.f_code
-    is_raising = dis.opname[code.co_code[tb.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
-    return code.co_filename.startswith(_JAX) or not is_raising

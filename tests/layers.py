@@ -104,7 +104,7 @@ LAYERS = [
     ["_derivatives.differentiable"],
     ["_derivatives.direct", "_derivatives.traced"],
     ["_derivatives.derivative"],
-    ["_transforms.by_jax"],
+    ["_transforms.by_jax", "_transforms.own_axes"],
     ["_transforms", "_transforms.*"],
     ["_transforms.jacobian", "_transforms.loops"],
     ["export", "extend", "random", "tree", "testing._case"],

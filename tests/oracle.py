@@ -285,7 +285,7 @@ def namespace():
         "jax": SimpleNamespace(
             jit=as_is,
             checkpoint=as_is,
-            ds=lambda start, size: slice(int(start), int(start) + size),
+            ds=lambda start, size, stride=1: slice(int(start), int(start) + size * stride, stride),
             ShapeDtypeStruct=lambda shape, dtype: SimpleNamespace(shape=shape, dtype=dtype),
         ),
     }

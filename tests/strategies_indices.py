@@ -70,16 +70,18 @@ class TracedInt:
 
 @dataclass(frozen=True)
 class Window:
-    """`jax.ds(start, size)` along an axis of `room + size` elements."""
+    """`jax.ds(start, size, stride)` along an axis, of which `room` elements are outside of it."""
 
     start: Any
     size: int
     room: int
+    stride: int = 1
 
     def __str__(self):
-        if isinstance(self.start, int):
-            return f"jax.ds({self.start}, {self.size})"
-        return f"jax.ds(jnp.abs(lax.rem({self.start}, jnp.int32({self.room + 1}))), {self.size})"
+        start = self.start
+        if not isinstance(start, int):
+            start = f"jnp.abs(lax.rem({start}, jnp.int32({self.room + 1})))"
+        return f"jax.ds({start}, {self.size}" + (f", {self.stride})" if self.stride > 1 else ")")
 
 
 @dataclass(frozen=True)
@@ -171,10 +173,11 @@ def draw_index(choices, shape, scalar, unique=False):
                 del items[axis]
         case "window":
             axis = choices.choose(axes)
-            size = choices.between(1, shape[axis])
-            room = shape[axis] - size
+            stride = choices.choose((1, 1, 2, 3))
+            size = choices.between(1, (shape[axis] - 1) // stride + 1)
+            room = shape[axis] - (size - 1) * stride - 1
             start = scalar() if choices.maybe() else choices.upto(room)
-            items[axis] = Window(start, size, room)
+            items[axis] = Window(start, size, room, stride)
     before = [items[axis] for axis in range(front) if axis in items]
     after = [items[axis] for axis in range(len(shape) - back, len(shape)) if axis in items]
     dots = [Dots()] if after or choices.maybe() else []

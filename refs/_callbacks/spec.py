@@ -195,7 +195,7 @@ def _numpy_index(entry: Any) -> Any:
     """An entry of an index in NumPy's form: slices and integers, of which it makes views."""
     if isinstance(entry, _jax.Slice):
         start = int(entry.start)
-        stop = start + (entry.size - 1) * entry.stride + 1
+        stop = start + entry.size * entry.stride
         return slice(start, None if start < 0 <= stop else stop, entry.stride)
     if hasattr(entry, "dtype"):
         return int(entry) if entry.ndim == 0 and entry.dtype != bool else np.asarray(entry)

@@ -177,9 +177,9 @@ class Direct(Differentiable):
         trace = OpByOp(_jax.current_trace(), self._outside, is_differentiated=True)
         for ref, value in zip(refs, values[n:], strict=True):
             trace.open(ref, value)
-        with _jax.set_current_trace(trace), _jax.without_hi_primitives(), advised():
+        with _jax.set_current_trace(trace), _jax.without_hi_primitives():
             args, kwargs = self.inputs.rebuild(refs, values[:n])
-            result = self._fun(*args, **kwargs)
+            result = advised(self._fun)(*args, **kwargs)
         output, aux = result if self.has_aux else (result, None)
         out, self.out_tree = jax.tree.flatten(output)
         for x in out:

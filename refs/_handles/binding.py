@@ -14,7 +14,7 @@ from refs import _jax
 from refs._indexing.index import Index
 from refs._indexing.sharded import sharded_as_part
 from refs._indexing.syntax import Span
-from refs._origin import Origin, is_raised_by_jax, origin_of, user_site
+from refs._origin import Origin, origin_of, user_site
 from refs._types import Primitive, RefLike, Value
 from refs.errors import RefError, RefValueError
 
@@ -174,7 +174,7 @@ def _bind(primitive: Primitive, ref: RefLike, index: Index, *value: Value) -> Va
         return primitive.bind(ref, *value, *leaves, tree=tree)
     except Exception as error:
         message = _REFUSED_BY_JAX.get(_jax.what_is_said(error))
-        if message is None or not is_raised_by_jax(error):
+        if message is None:
             raise
         raise RefValueError(message.format(ref=describe(ref), site=user_site())) from error
 
@@ -187,6 +187,6 @@ _REFUSED_BY_JAX: dict[str | None, str] = {
     ),
     "a mapped value": (
         "write of a value of each lane's own to {ref} at {site}: `jax.vmap` doesn't map what it "
-        "does to a ref from outside. Use `refs.vmap`"
+        "does to a ref from outside. Use `refs.vmap`, or `refs.map` for `jax.lax.map` in batches"
     ),
 }

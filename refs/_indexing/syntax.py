@@ -178,12 +178,19 @@ def _bound(entry: Any, axis: int, n: int, bounds: Bounds) -> Reversed | Span | V
     if isinstance(entry, _jax.Slice):
         if not is_static(entry.size):
             raise RefTypeError("the size in jax.ds(start, size) must be a Python integer")
-        if entry.size > n:
-            raise RefIndexError(f"jax.ds of size {entry.size} on axis {axis} of size {n}")
-        size, start = int(entry.size), entry.start
+        size, start, step = int(entry.size), entry.start, entry.stride
+        if not is_static(step) or step < 1:
+            raise RefValueError(
+                "the stride in jax.ds(start, size, stride) must be a Python integer, at least 1"
+            )
+        step = int(step) if size > 1 else 1
+        span = (size - 1) * step + 1 if size else 0
+        if span > n:
+            by = f" and stride {step}, which spans {span} elements," if step > 1 else ""
+            raise RefIndexError(f"jax.ds of size {size}{by} on axis {axis} of size {n}")
         if is_static(start):  # moved into bounds, as lax.dynamic_slice moves a traced start
-            start = min(max(start + n if start < 0 else start, 0), n - size)
-        return Span(start, size, entry.stride)
+            start = min(max(start + n if start < 0 else start, 0), n - span)
+        return Span(start, size, step)
     if isinstance(entry, slice):
         return _bound_slice(entry, n)
     return _bound_integer(entry, axis, n, bounds)

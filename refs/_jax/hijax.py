@@ -17,10 +17,11 @@ from refs._jax.names import is_ref_type
 from refs._types import Eqn, PyTree, Value
 
 __all__ = [
-    "call_hi_primitive_p", "has_its_own_axes", "hi_function", "is_axis", "is_of_hi_type",
-    "without_hi_primitives",
+    "MappingSpec", "call_hi_primitive_p", "has_its_own_axes", "hi_function", "is_axis",
+    "is_of_hi_type", "is_vmappable", "without_hi_primitives",
 ]  # fmt: skip
 
+MappingSpec = hijax.MappingSpec
 call_hi_primitive_p = hijax.call_hi_primitive_p
 
 # The newest JAX makes a hi primitive of `custom_root`, and of `checkpoint` if configured so.
@@ -104,11 +105,16 @@ def is_of_hi_type(x: Value) -> bool:
     return core.typeof(x).is_high and not _is_ref(x)
 
 
+def is_vmappable(x: Value) -> bool:
+    """Whether `x` is of a type that defines how JAX maps it."""
+    return batching.is_vmappable(x)
+
+
 def is_axis(x: Value) -> bool:
     """Whether `jax.vmap` takes `x` for an axis: an integer, or the spec of a user's type."""
-    return type(x) is int or type(x) in batching.spec_types or isinstance(x, hijax.MappingSpec)
+    return type(x) is int or type(x) in batching.spec_types or isinstance(x, MappingSpec)
 
 
 def has_its_own_axes(x: Value) -> bool:
-    """Whether `x` is an argument of a type that defines how it is mapped, or such a type's spec."""
-    return batching.is_vmappable(x) or (is_axis(x) and type(x) is not int)
+    """Whether `x` is of a type that defines how it is mapped, or such a type's spec."""
+    return is_vmappable(x) or (is_axis(x) and type(x) is not int)

@@ -5,7 +5,16 @@
 
 from __future__ import annotations
 
-__all__ = ["is_about_deleted", "what_is_said"]
+import os
+
+import jax
+from jax._src import traceback_util
+
+__all__ = ["is_about_deleted", "what_is_said", "within_whole_tracebacks"]
+
+# Makes a function one of those at which JAX removes its frames from the traceback of an error: only
+# the outermost of them does, so within it the frames are still there.
+within_whole_tracebacks = traceback_util.api_boundary
 
 # A part of the text -> the error's name here. If a text has several of them, the first counts.
 _WORDS = {
@@ -24,10 +33,25 @@ _WORDS = {
     "Shard": "sharding",
 }
 
+_JAX_OR_OURS = tuple(
+    os.path.dirname(os.path.abspath(file)) + os.sep
+    for file in (jax.__file__, os.path.dirname(__file__))
+)
+
 
 def what_is_said(error: BaseException) -> str | None:
-    """The name of an error in `_WORDS`, or None."""
+    """The name in `_WORDS` of an error that JAX has raised, or None.
+
+    An error of the user's may have the same words in it. JAX's begins in a file of JAX's; or in one
+    of ours, where JAX is called, and has removed its own frames from the traceback. So where a
+    function of the user's is called, this is to be asked `within_whole_tracebacks`.
+    """
     if isinstance(error, FloatingPointError):  # It names the operation, which may be a reshard.
+        return None
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    if tb is None or not tb.tb_frame.f_code.co_filename.startswith(_JAX_OR_OURS):
         return None
     said = str(error)
     return next((name for words, name in _WORDS.items() if words in said), None)

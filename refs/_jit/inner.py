@@ -43,7 +43,9 @@ class Inner(NamedTuple):
         compiled = jax.jit(flat, **options)
         try:
             traced = compiled.trace(call.refs, call.leaves)
-        except ValueError:  # JAX refuses a ref that is an argument and closed over.
+        except ValueError as error:
+            if _jax.what_is_said(error) != "a ref taken twice":
+                raise
             return None
         closed_over = (*_jax.captured(traced), *traced.jaxpr.consts)
         if any(isinstance(c, _jax.Tracer) or is_ref(c) for c in closed_over):

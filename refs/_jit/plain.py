@@ -102,8 +102,7 @@ class Plain:
     def find_refs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace | None:
         """The trace of a function that touches refs or returns them, None for any other."""
         before = discharges()
-        with advised():
-            traced = self._ask(self._bare.trace, args, kwargs)
+        traced = advised(self._ask)(self._bare.trace, args, kwargs)
         self.captured, self.hid_refs = _jax.captured(traced), discharges() > before
         touches_refs = self.hid_refs or uses_refs(traced.jaxpr) or calls_host(traced.jaxpr)
         if not self.returns_refs and not touches_refs:

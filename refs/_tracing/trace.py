@@ -21,7 +21,7 @@ from refs._handles.predicates import is_concrete, is_ref
 from refs._handles.ref import Ref
 from refs._handles.ref_type import RefType
 from refs._indexing.values import neutral_of, zeros_of
-from refs._origin import Origin, is_raised_by_jax, origin_of
+from refs._origin import Origin, origin_of
 from refs._tracing.discharged import to_be_discharged
 from refs._types import Aval, ClosedJaxpr, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefError, RefEscapeError, RefTypeError, RefValueError
@@ -175,7 +175,8 @@ def trace(
     # then trace them after all: what a predicate writes would be in the jaxpr twice. The accesses
     # to refs in a hi primitive's derivative can't be analysed.
     with jax.disable_jit(False), _jax.without_hi_primitives(), to_be_discharged():
-        jaxpr = _make_jaxpr(flat, axis_env)([AbstractArgument(t) for t in ref_types], list(leaves))
+        make_jaxpr = advised(jax.make_jaxpr(flat, axis_env=list(axis_env)))
+        jaxpr = make_jaxpr([AbstractArgument(t) for t in ref_types], list(leaves))
     out_tree, markers = out
     return Trace(jaxpr, out_tree, tuple(markers))
 
@@ -270,25 +271,22 @@ def _made_here(ref: RefLike) -> bool:
     return _jax.trace_of(ref) is _jax.current_trace()
 
 
-def _make_jaxpr(
-    flat: Callable[..., Any], axis_env: Sequence[tuple[Any, int]]
-) -> Callable[..., Any]:
-    return advised()(jax.make_jaxpr(flat, axis_env=list(axis_env)))
+def advised(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun`, which traces: errors of JAX about refs also say what to do instead."""
 
-
-@contextmanager
-def advised() -> Iterator[None]:
-    """A context for JAX's tracing: errors of JAX about refs also say what to do instead."""
-    try:
-        yield
-    except RefError:
-        raise
-    except Exception as error:
-        found = _ADVICE.get(_jax.what_is_said(error))
-        if found is None or not is_raised_by_jax(error):
+    @_jax.within_whole_tracebacks
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fun(*args, **kwargs)
+        except RefError:
             raise
-        kind, advice = found
-        raise kind(advice.format(said=error)) from error
+        except Exception as error:
+            if (found := _ADVICE.get(_jax.what_is_said(error))) is None:
+                raise
+            kind, advice = found
+            raise kind(advice.format(said=error)) from error
+
+    return called
 
 
 _GRADIENT = (
@@ -320,11 +318,13 @@ _ADVICE: dict[str | None, tuple[type[Exception], str]] = {
     ),
     "a mapped branch": (
         RefValueError,
-        "`jax.vmap` can't map a branch that touches a ref: `refs.vmap` can",
+        "`jax.vmap` can't map a branch that touches a ref: `refs.vmap` can, and `refs.map` in the "
+        "place of `jax.lax.map` in batches",
     ),
     "a mapped value": (
         RefValueError,
-        "{said}\n\n`jax.vmap` doesn't map what loops and inner jits do to a ref: `refs.vmap` can",
+        "{said}\n\n`jax.vmap` doesn't map what loops and inner jits do to a ref: `refs.vmap` can, "
+        "and `refs.map` in the place of `jax.lax.map` in batches",
     ),
     "arrays only": (RefTypeError, _ARRAYS_ONLY),
     "a tracer that isn't differentiated": (RefTypeError, _NONDIFFERENTIATED),

@@ -65,6 +65,7 @@ def scan(
     >>> table[2]
     Array([40, 50], dtype=int32)
     """
+    check_callable("scan", f)
     _check_no_refs("scan", "its carry", init)
     for x in jax.tree.leaves(xs, is_leaf=is_view):
         if is_view(x):
@@ -119,6 +120,8 @@ def while_loop(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_
     >>> refs.while_loop(lambda x: n[...] < 5, body, 1)
     Array(32, dtype=int32, weak_type=True)
     """
+    check_callable("while_loop", cond_fun)
+    check_callable("while_loop", body_fun)
     _check_no_refs("while_loop", "its carry", init_val)
     return _with_arrays(
         lambda init: lax.while_loop(cond_fun, body_fun, init), init_val, [cond_fun, body_fun]
@@ -153,6 +156,7 @@ def fori_loop(
     >>> fib
     Ref([ 1,  1,  2,  3,  5,  8, 13, 21], dtype=int32)
     """
+    check_callable("fori_loop", body_fun)
     _check_no_refs("fori_loop", "its carry", init_val)
     # With known bounds JAX makes a scan of the loop, which has a gradient.
     if not any(is_ref(x) or isinstance(x, _jax.Tracer) for x in (lower, upper)):
@@ -200,12 +204,13 @@ def cond(
     >>> r
     Ref([0., 5.], dtype=float32)
     """
-    if len(operands) == 2 and callable(false_fun) and callable(operands[1]):
+    if not callable(true_fun) and len(operands) == 2 and callable(operands[1]):
+        check_callable("cond", false_fun)
         if_true, if_false, operands = false_fun, operands[1], (true_fun, operands[0])
         return cond(pred, lambda x, _: if_true(x), lambda _, y: if_false(y), *operands)
-    operands = _operands(operands, operand)
     check_callable("cond", true_fun)
     check_callable("cond", false_fun)
+    operands = _operands(operands, operand)
     return _branch("cond", _choose_by_truth, pred, [true_fun, false_fun], operands)
 
 
@@ -261,6 +266,7 @@ def map(f: Callable[[Any], Any], xs: PyTree, *, batch_size: int | None = None) -
     >>> seen
     Ref(6, dtype=int32)
     """
+    check_callable("map", f)
     leaves = jax.tree.leaves(xs)
     if batch_size is None or not leaves:  # without leaves JAX raises
         return scan(lambda _, x: (None, f(x)), None, xs)[1]

@@ -28,6 +28,7 @@ from refs._transactions.calls import in_transaction
 from refs._transactions.signature import Given, check_callable, per_leaf, without_views
 from refs._transactions.transaction import Slot, Transaction, in_lane
 from refs._transforms import by_jax
+from refs._transforms.own_axes import taken_apart
 from refs._types import Aval, ClosedJaxpr, PyTree, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 
@@ -108,11 +109,14 @@ def vmap(
         if may_be_jaxs and by_jax.is_known(fun):
             with contextlib.suppress(TouchedError):
                 return mapped_by_jax()
-        maps_itself = _found((in_axes, out_axes, args, kwargs), _jax.has_its_own_axes)
-        if maps_itself and not takes_refs:
-            return jax.vmap(fun, in_axes, out_axes, **options)(*args, **kwargs)
-        if maps_itself:
+        if maps_itself := _found((in_axes, out_axes), _jax.has_its_own_axes):
+            with contextlib.suppress(TouchedError):
+                if not takes_refs:
+                    return mapped_by_jax()
             raise _maps_itself(maps_itself[0])
+        if _found((args, kwargs), _jax.is_vmappable):
+            lane, axes, *given = taken_apart(fun, in_axes, args, kwargs)
+            return vmap(lane, axes, out_axes, **options)(*given[0], **given[1])
         refused = None
         try:
             given = Given.of("vmap", args, kwargs, _leaf_axes(in_axes, args, kwargs))
@@ -216,8 +220,8 @@ def _found(tree: PyTree, test: Callable[[Any], bool]) -> list[Any]:
 
 def _maps_itself(x: Value) -> RefTypeError:
     return RefTypeError(
-        f"vmap over refs, with a {type(x).__name__}, which says itself how it is mapped: give the "
-        "lanes its arrays, and make it of them inside"
+        f"vmap over refs, with a {type(x).__name__}, which says itself how it is mapped: let the "
+        "lanes take and return arrays, and make it of them inside or outside"
     )
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.experimental.sparse import BCOO
 
 import refs
-from refs import errors
+from refs import _jax, errors
 from tests.errors.case import X, raises
 
 # --- vmap -----------------------------------------------------------------------------------------
@@ -149,17 +149,20 @@ def axes_that_are_no_axes(r, i):
 
 
 MAPS_ITSELF = (
-    "vmap over refs, with a BCOO, which says itself how it is mapped: give the lanes its arrays, "
-    "and make it of them inside"
+    "vmap over refs, with a {}, which says itself how it is mapped: let the lanes take and return "
+    "arrays, and make it of them inside or outside"
 )
 
 
-@raises(errors.RefTypeError, MAPS_ITSELF)
-def a_type_that_maps_itself(r, i):
-    refs.vmap(lambda r, x: r.set(x.sum()))(r, BCOO.fromdense(jnp.ones((3, 2)), n_batch=1))
+class Rows(_jax.MappingSpec): ...
 
 
-@raises(errors.RefTypeError, MAPS_ITSELF)
+@raises(errors.RefTypeError, MAPS_ITSELF.format("Rows"))
+def an_axis_of_a_type_that_maps_itself(r, i):
+    refs.vmap(lambda r, x: r.set(x), in_axes=(0, Rows()))(r, X)
+
+
+@raises(errors.RefTypeError, MAPS_ITSELF.format("BCOO"))
 def a_result_that_maps_itself(r, i):
     refs.vmap(lambda r: BCOO.fromdense(r[...], nse=1))(refs.new_ref(jnp.ones((3, 2))))
 
@@ -202,18 +205,20 @@ def lanes_over_a_view(r, i):
 @raises(
     errors.RefValueError,
     "write of a value of each lane's own to ref `r` (created at FILE:N) at FILE:N: "
-    "`jax.vmap` doesn't map what it does to a ref from outside. Use `refs.vmap`",
+    "`jax.vmap` doesn't map what it does to a ref from outside. Use `refs.vmap`, or `refs.map` for "
+    "`jax.lax.map` in batches",
 )
 def a_native_map_of_a_write(r, i):
     def lane(x):
         r[0] += x
 
-    refs.jit(jax.vmap(lane))(X)
+    refs.jit(lambda xs: jax.lax.map(lane, xs, batch_size=2))(X)
 
 
 @raises(
     errors.RefValueError,
-    "`jax.vmap` can't map a branch that touches a ref: `refs.vmap` can",
+    "`jax.vmap` can't map a branch that touches a ref: `refs.vmap` can, and `refs.map` in the "
+    "place of `jax.lax.map` in batches",
 )
 def a_native_map_of_a_branch(r, i):
     refs.jit(jax.vmap(lambda x: jax.lax.cond(x > 1, lambda: r.at[0].add(1), lambda: None)))(X)
@@ -224,7 +229,8 @@ def a_native_map_of_a_branch(r, i):
     "performing a set/swap operation with vmapped value on an unbatched array reference of type "
     "Ref{float32[3]}, ref `r` (created at FILE:N). Move the array reference to be an argument to "
     "the vmapped function?\n\n"
-    "`jax.vmap` doesn't map what loops and inner jits do to a ref: `refs.vmap` can",
+    "`jax.vmap` doesn't map what loops and inner jits do to a ref: `refs.vmap` can, and `refs.map` "
+    "in the place of `jax.lax.map` in batches",
 )
 def write_of_lanes_of_jax_in_an_inner_jit(r, i):
     refs.jit(jax.vmap(jax.jit(lambda x: r.set(x, idx=0))))(X)

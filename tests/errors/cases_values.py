@@ -265,6 +265,24 @@ def dynamic_slice_too_long(r, i):
 
 
 @raises(
+    errors.RefIndexError,
+    "get of ref `r` (created at FILE:N): jax.ds of size 3 and stride 2, which spans 5 elements, on"
+    " axis 0 of size 3",
+)
+def dynamic_slice_too_long_by_its_stride(r, i):
+    r[jax.ds(0, 3, 2)]
+
+
+@raises(
+    errors.RefValueError,
+    "set of ref `r` (created at FILE:N): the stride in jax.ds(start, size, stride) must be a Python"
+    " integer, at least 1",
+)
+def dynamic_slice_of_one_element_again_and_again(r, i):
+    r[jax.ds(0, 3, 0)] = 1.0
+
+
+@raises(
     errors.RefTypeError,
     "get of ref `r` (created at FILE:N): a slice with traced bounds has no static size: use"
     " `jax.ds(start, size)`",

@@ -23,8 +23,12 @@ class Traced:
 class Ds:
     """`jax.ds` with a start that is known only when the program runs."""
 
-    def __init__(self, start, size):
-        self.start, self.size = start, size
+    def __init__(self, start, size, stride):
+        self.start, self.size, self.stride = start, size, stride
+
+    @property
+    def span(self):
+        return (self.size - 1) * self.stride + 1
 
 
 def random_index(rng, shape):
@@ -44,7 +48,9 @@ def random_index(rng, shape):
             array = array if rng.random() < 0.7 else [array]
             entries.append(Traced(array) if rng.random() < 0.5 else np.array(array))
         elif kind == "d":
-            entries.append(Ds(rng.randint(-n - 1, n + 1), rng.randint(1, n)))
+            stride = rng.choice([1, 1, 2, 3])
+            size = rng.randint(1, (n - 1) // stride + 1)
+            entries.append(Ds(rng.randint(-n - 1, n + 1), size, stride))
         else:
             entries.append(np.array([rng.random() < 0.6 for _ in range(n)]))
     if rng.random() < 0.3:
@@ -96,8 +102,8 @@ def oracle(places, index, writing):
             whole = slice(start, None if stop < 0 else stop, step)
             entries.append(whole if range(start, stop, step) else slice(0))
         elif isinstance(e, Ds):
-            start = min(max(e.start + n if e.start < 0 else e.start, 0), n - e.size)
-            entries.append(slice(start, start + e.size))
+            start = min(max(e.start + n if e.start < 0 else e.start, 0), n - e.span)
+            entries.append(slice(start, start + e.span, e.stride))
         elif isinstance(e, int):
             entries.append(e % n)
         elif is_mask:
@@ -132,7 +138,7 @@ def view_of(ref, path, leaves):
             tuple(
                 next(leaves)
                 if isinstance(x, Traced)
-                else jax.ds(next(leaves), x.size)
+                else jax.ds(next(leaves), x.size, x.stride)
                 if isinstance(x, Ds)
                 else x
                 for x in index

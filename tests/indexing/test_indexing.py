@@ -54,10 +54,11 @@ class Dynamic:
 
 @dataclass(frozen=True)
 class DynamicSlice:
-    """`jax.ds(start, size)`, the start a dynamic value or an integer."""
+    """`jax.ds(start, size, stride)`, the start a dynamic value or an integer."""
 
     start: Any
     size: int
+    stride: int
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Case:
                 return self.dynamic[e.place]
             if isinstance(e, DynamicSlice):
                 start = entry(e.start)
-                return slice(int(start), int(start) + e.size)
+                return slice(int(start), int(start) + e.size * e.stride, e.stride)
             return e
 
         return tuple(entry(e) for e in self.entries)
@@ -83,7 +84,7 @@ class Case:
         def entry(e):
             if isinstance(e, Dynamic):
                 return dynamic[e.place]
-            return jax.ds(entry(e.start), e.size) if isinstance(e, DynamicSlice) else e
+            return jax.ds(entry(e.start), e.size, e.stride) if isinstance(e, DynamicSlice) else e
 
         entries = tuple(entry(e) for e in self.entries)
         return entries[0] if len(entries) == 1 else entries
@@ -149,8 +150,10 @@ def cases(draw):
             step = draw(st.none() | st.integers(-3, 3).filter(bool))
             entries.append(slice(draw(bound), draw(bound), step))
         elif kind == "ds":
-            size = draw(st.integers(0, n))
-            entries.append(DynamicSlice(dynamically(draw(st.integers(0, n - size))), size))
+            stride = draw(st.sampled_from([1, 1, 2, 3]))
+            size = draw(st.integers(0, (n + stride - 1) // stride))
+            room = n - (size - 1) * stride - 1 if size else n
+            entries.append(DynamicSlice(dynamically(draw(st.integers(0, room))), size, stride))
         elif kind == "mask":
             mask = np.zeros(shape[axis : axis + masked_axes], bool)
             for k in draw(st.permutations(range(mask.size)))[:2]:
@@ -164,8 +167,7 @@ def cases(draw):
             # A list holds its elements' type only if there are any.
             as_list = array.size > 0 and draw(st.booleans())
             entries.append(array.tolist() if as_list else dynamically(array))
-    if draw(st.integers(0, 5)) == 0:
-        entries.append(None)
+    entries += [None] * (draw(st.integers(0, 5)) == 0)
     return Case(shape, tuple(entries), tuple(dynamic))
 
 

@@ -123,8 +123,8 @@ def steps(node: Any) -> Iterator[Any]:
                 yield Index(without(items, k))
         case TracedInt() | IntArray():
             yield Int(0)
-        case Window(_, size, room):
-            yield Window(0, size, room)
+        case Window(_, size, room, stride):
+            yield Window(0, size, room, stride)
 
 
 def plain(type: Type) -> Literal:

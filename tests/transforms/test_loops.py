@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.tree_util import Partial
 
 import refs
 from refs.errors import RefEscapeError, RefTypeError
@@ -238,6 +239,18 @@ CALLS = {
     "cond, operand": lambda m, b: m.cond(True, b, lambda x: x, operand=2.0),
     "cond, operand None": lambda m, b: m.cond(False, lambda _: 1.0, lambda _: b(2.0), operand=None),
     "cond, an operand each": lambda m, b: m.cond(False, 1.0, b, 2.0, lambda x: b(x) * 3),
+    "cond, a callable operand": lambda m, b: m.cond(
+        True, lambda x, f: b(x) + f(x), lambda x, f: x, 2.0, Partial(jnp.multiply, 3.0)
+    ),
+    "cond, callable operands": lambda m, b: m.cond(
+        False, lambda f, g: 1.0, lambda f, g: f(b(2.0)), *[Partial(jnp.multiply, 3.0)] * 2
+    ),
+    "cond, a callable operand each": lambda m, b: m.cond(
+        True, jnp.ones(2), b, Partial(jnp.multiply, 3.0), lambda f: f(jnp.ones(2))
+    ),
+    "switch, a callable operand": lambda m, b: m.switch(
+        1, [lambda f: 1.0, lambda f: f(b(2.0))], Partial(jnp.multiply, 3.0)
+    ),
     "switch, operand": lambda m, b: m.switch(1, [lambda x: x, b], operand=2.0),
     "switch, too large": lambda m, b: m.switch(index=7, branches=[lambda: 1.0, lambda: b(2.0)]),
 }
@@ -267,6 +280,22 @@ def test_refused_as_by_jax(call):
     with pytest.raises(type(native.value)) as ours:
         call(refs)
     assert str(ours.value) == str(native.value)
+
+
+NO_FUNCTION = {
+    "scan": lambda: refs.scan(3, 0, XS),
+    "map": lambda: refs.map(3, XS),
+    "while_loop": lambda: refs.while_loop(lambda x: x < 3, 3, 0),
+    "fori_loop": lambda: refs.fori_loop(0, 3, 3, 0),
+    "cond": lambda: refs.cond(True, 3, lambda: 0),
+    "switch": lambda: refs.switch(0, [lambda: 0, 3]),
+}
+
+
+@pytest.mark.parametrize("name", NO_FUNCTION)
+def test_what_is_no_function(name):
+    with pytest.raises(RefTypeError, match=f"Expected a callable value, got 3, for {name}"):
+        NO_FUNCTION[name]()
 
 
 def test_where_the_bounds_are_known_there_is_a_gradient():

@@ -8,7 +8,8 @@ from jax import lax
 from jax.experimental.sparse import BCOO, todense
 
 import refs
-from refs.errors import RefValueError
+from refs import _jax
+from refs.errors import RefTypeError, RefValueError
 
 X = np.array([0, 2, 2], np.int32)
 same = np.testing.assert_array_equal
@@ -143,6 +144,45 @@ def test_types_that_say_themselves_how_they_are_mapped(jit):
     made = jit(refs.vmap(lambda row: BCOO.fromdense(row, nse=4)))(dense)
     assert made.shape == (3, 4)
     assert made.n_batch == 1
+
+
+def test_they_are_mapped_by_functions_over_refs(jit):
+    dense = jnp.arange(24.0).reshape(2, 3, 4)
+    matrix = BCOO.fromdense(dense, n_batch=1)
+    n, rows, v = refs.new_ref(jnp.int32(0)), refs.new_ref(jnp.zeros((2, 3))), jnp.arange(4.0)
+
+    def lane(row, matrices, *, shared):
+        n[...] += 1
+        row[...] = matrices["a"] @ v
+        return row[...] + matrices["b"] @ v + shared["m"] @ v
+
+    def run(in_axes):
+        matrices = {"a": matrix, "b": matrix}
+        mapped = refs.vmap(lane, in_axes)
+        return jit(lambda: mapped(rows, matrices, shared={"m": matrix}))()
+
+    same(run([0, 0]), 3 * dense @ v)
+    same(run((0, {"a": 0, "b": 0})), 3 * dense @ v)
+    same(n[...], 4)
+    same(rows[...], dense @ v)
+    one = BCOO.fromdense(dense[0])
+    same(
+        jit(lambda: refs.vmap(lambda row, m: m @ v + row[...], (0, None))(rows, one))(),
+        rows[...] + dense[0] @ v,
+    )
+    with pytest.raises(ValueError, match="in_axis=1 for BCOO"):
+        refs.vmap(lambda row, m: None, (0, 1))(rows, matrix)
+
+
+class Rows(_jax.MappingSpec):
+    """How some type of the user's is mapped."""
+
+
+def test_where_jax_has_to_map_a_ref_from_outside_is_refused():
+    r = refs.new_ref(0.0)
+    with pytest.raises(RefTypeError, match=r"vmap over refs, with a Rows, which says itself"):
+        refs.vmap(lambda x: r.set(1.0), out_axes=Rows())(X)
+    assert r[...] == 0
 
 
 def test_of_a_function_without_refs_there_is_nothing_but_what_jax_makes_of_it():
