@@ -185,7 +185,7 @@ class Direct(Differentiable):
         for x in out:
             if is_ref(x):
                 raise self.escaped(describe(x))
-        out = [*map(_as_array, out)]
+        out = [*map(_jax.output, out)]
         leaves, self._aux_tree = jax.tree.flatten(PartlyKnown(aux))
         with _jax.set_current_trace(trace):
             arrays, self._markers, contents = strip_refs(leaves, [])
@@ -221,10 +221,6 @@ class Direct(Differentiable):
             return *out, result_of(self._aux_tree, self._markers, arrays, [], new)
 
         return op_by_op(inside)
-
-
-def _as_array(x: Value) -> Value:
-    return _jax.as_array(x) if isinstance(x, jax.typing.ArrayLike) else x
 
 
 def _made(value: Value, origin: Origin) -> RefLike:

@@ -106,7 +106,7 @@ def go_along(refs: Sequence[RefLike], others: Iterable[Any]) -> bool:
     """Moves the refs that nobody has placed to the devices of what a program takes besides.
 
     So JAX does with arrays that nobody has committed to a device: counters, and keys. Each of the
-    devices gets all of such a ref.
+    devices gets all of such a ref. A mesh that the caller has set counts, too.
 
     Args:
       refs: all refs that the program touches.
@@ -122,7 +122,9 @@ def go_along(refs: Sequence[RefLike], others: Iterable[Any]) -> bool:
     others = [*others]
     arrays = (x for x in others if isinstance(x, _jax.ArrayImpl))
     given = (x for x in others if isinstance(x, Sharding))
-    target = along([*map(placement_of, (*alone, *arrays)), *given])
+    mesh = jax.sharding.get_mesh()  # that of `jax.set_mesh`
+    context = () if mesh.empty else (jax.NamedSharding(mesh, jax.P()),)
+    target = along([*map(placement_of, (*alone, *arrays)), *given, *context])
     if target is None:
         return False
     moved = [ref for ref in free if ref.sharding.device_set != target.device_set]

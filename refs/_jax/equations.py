@@ -24,8 +24,9 @@ __all__ = [
     "all_equations", "any_equation", "as_array", "as_closed", "at_its_own_lines", "before_python",
     "bind", "bind_eqn", "called_by", "captured", "eval_jaxpr", "forget_fast_path",
     "has_side_effects", "is_called_callback", "is_fori_loop", "is_zero_literal",
-    "jaxprs_in", "map_closed", "map_jaxprs", "meshes_in", "new_var", "one_vjp", "replace_jaxpr",
-    "source_of", "split_params", "strong", "typed_like", "user_line", "vary_as", "with_equations",
+    "jaxprs_in", "map_closed", "map_jaxprs", "meshes_in", "new_var", "one_vjp", "output",
+    "replace_jaxpr", "source_of", "split_params", "strong", "typed_like", "user_line", "vary_as",
+    "with_equations",
 ]  # fmt: skip
 
 _HiPrimitive: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimitive", ())
@@ -179,6 +180,11 @@ def is_called_callback(primitive: Primitive) -> bool:
 def as_array(x: Value) -> jax.Array:
     """`jnp.asarray(x)`, without the operation that this adds for a tracer, an array already."""
     return x if isinstance(x, jax.Array) else jax.numpy.asarray(x)
+
+
+def output(x: Value) -> Value:
+    """What a program gives, as JAX gives it: a number as an array, a user's type as it is."""
+    return as_array(x) if isinstance(x, jax.typing.ArrayLike | np.generic) else x
 
 
 def strong(x: Value) -> jax.Array:

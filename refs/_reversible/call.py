@@ -78,7 +78,7 @@ def differentiable(
 
 def _outputs(program: Program, inputs: Sequence[Value]) -> list[Value]:
     env = program.body.run(inputs)
-    return [_jax.as_array(value_of(env, v)) for v in program.body.outputs]
+    return [_jax.output(value_of(env, v)) for v in program.body.outputs]
 
 
 def _forward(
@@ -96,7 +96,7 @@ def _forward(
         return out
 
     env = body.run(inputs, evaluate)
-    out = [_jax.as_array(value_of(env, v)) for v in body.outputs]
+    out = [_jax.output(value_of(env, v)) for v in body.outputs]
     kept: dict[str, Any] = {}
     if settings.tolerance is not None:
         kept = {"values": [env[v] for v in program.checked], "anchors": anchors}

@@ -209,7 +209,7 @@ class Transaction:
             [*(of_argument[i] for i in range(self._n_arguments)), *leaves],
             captured,
         )
-        out = [_jax.as_array(x) for x in out]  # A constant may be a Python scalar still.
+        out = [_jax.output(x) for x in out]  # A constant may be a Python scalar still.
         n_arrays = len(out) - self._n_new
         return [cells[s].read() for s in self.written], (out[:n_arrays], out[n_arrays:])
 

@@ -180,6 +180,32 @@ def test_a_counter_and_a_key_go_along(split, whole):
 
 
 @several
+def test_a_counter_goes_along_with_the_mesh_that_is_set(mesh, split, whole):
+    count, rows, numbers = (refs.new_ref(x) for x in (0, X, X))
+    placed = refs.new_ref(X, sharding=jax.devices()[0])
+    inside = jax.typeof(jax.device_put(X, split)).sharding
+
+    @refs.jit
+    def steps(rows):
+        count[...] += 1
+        x = jnp.arange(16.0)
+        rows[...] += jax.sharding.reshard(x, inside) if mesh.explicit_axes else x
+
+    if not mesh.explicit_axes:
+        steps(rows)  # They lie on one device until a mesh is set.
+    with jax.set_mesh(mesh):
+        steps(rows)
+        steps(rows)
+        refs.fori_loop(0, 3, lambda i, _: numbers.set(numbers[...] + 1), None)
+        with pytest.raises(RefValueError, match="different devices"):
+            refs.jit(lambda: placed.set(placed[...] + 1))()
+    assert count[...] == 2 + (not mesh.explicit_axes)
+    np.testing.assert_array_equal(rows, X * (1 + count[...]))
+    np.testing.assert_array_equal(numbers, X + 3)
+    assert all(lies_at(r, whole) for r in (count, numbers))
+
+
+@several
 def test_where_an_argument_is_sharded_in_a_later_call(split, whole):
     count = refs.new_ref(0)
     add = refs.jit(lambda count, x: count.at[...].add(x.sum()))

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jax.experimental import hijax
@@ -91,6 +92,24 @@ def test_an_argument_of_a_type(jit):
 
     jit(add)(Pair(jnp.asarray(X), jnp.asarray(X)))
     close(r[...], 3 * X)
+
+
+def test_a_constant_of_a_type(jit):
+    """A function closes over a value of a user's type, and returns it."""
+    r, pair = refs.new_ref(X), Pair(jnp.asarray(X), jnp.asarray(X))
+
+    def step(x):
+        r[...] *= 2
+        return x, pair, ml_dtypes.bfloat16(1)
+
+    once = refs.reversible(lambda: step(())[1])
+    rows = refs.vmap(lambda x: (x + r[0], pair), out_axes=(0, None))
+    for out in (jit(step)(()), jit(refs.jit(step))(()), refs.jit(step)(())):
+        assert out[2].dtype == "bfloat16"
+        close(out[1].first, X)
+    for found in (jit(once)(), jit(rows)(X)[1], rows(X)[1]):
+        close(found.second, X)
+    close(r[...], 16 * X)
 
 
 def test_a_primitive_with_rules(jit):

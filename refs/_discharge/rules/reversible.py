@@ -39,9 +39,9 @@ def call_reversible(
     def plain(inputs: list[Value]) -> list[Value]:
         state, constants, arrays = parts(inputs)
         out, new = scope.run(closed, merge(args, arrays), state, constants)
-        return [*map(_jax.as_array, out), *new]
+        return [*map(_jax.output, out), *new]
 
-    inputs = [*map(_jax.as_array, (*scope.state, *scope.constants, *split(args)))]
+    inputs = [*map(_jax.output, (*scope.state, *scope.constants, *split(args)))]
     types = [*map(_jax.typeof, inputs)]
 
     def program() -> Program:
