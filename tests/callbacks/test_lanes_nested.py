@@ -46,6 +46,25 @@ def test_branches_in_branches(jit, method):
 
 
 @both
+@methods
+def test_a_map_of_jax_in_a_branch(jit, method):
+    """The mask comes after the map's layer, and isn't batched in it."""
+    x, r = numbers(3, 2), ref(3)
+
+    def lane(x, q):
+        q[...] += 1
+        call = jax.vmap(
+            lambda e: refs.pure_callback(
+                lambda a: np.asarray(a) + 10, S((), jnp.int32), e, vmap_method=method
+            )
+        )
+        return lax.cond(q[...] > 1, call, lambda x: x, x)
+
+    got = jit(refs.vmap(lane))(x, r)
+    same(got, np.where(numbers(3)[:, None] > 0, x + 10, x))
+
+
+@both
 def test_the_oldest_of_jaxs_methods(jit):
     """It leaves arguments that aren't mapped as they are, as in JAX."""
     x, y, r = numbers(3, 2), numbers(2), ref(3)

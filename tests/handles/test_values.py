@@ -188,6 +188,15 @@ def test_a_ref_is_no_value(run):
 # --- Dtypes out of the ordinary ---
 
 
+@pytest.mark.parametrize("number", [1, 1.0])
+def test_a_number_that_equals_one_that_was_taken_is_no_bool(number):
+    ref = refs.new_ref(jnp.zeros(3, bool))
+    for _ in range(2):
+        ref[...] = True
+        with pytest.raises(RefTypeError, match="bool"):
+            ref[...] = number
+
+
 def test_bool():
     ref = refs.new_ref(jnp.zeros(3, bool))
     ref[0] = True
