@@ -12,6 +12,11 @@ from refs._inplace import rewrite
 assert_in_place = functools.partial(refs.testing.assert_in_place, smaller_than=256)
 
 
+def primitives(jaxpr):
+    """The names of a jaxpr's operations, in order."""
+    return [eqn.primitive.name for eqn in jaxpr.eqns]
+
+
 def rewritten(fun, *args):
     """The pass's jaxpr of a function on a CPU; it computes the same, there and elsewhere."""
     closed = jax.make_jaxpr(fun)(*args)
