@@ -22,7 +22,7 @@ from refs._tracing.trace import PartlyKnown, ref_type
 from refs._tracing.weak_memo import WeakMemo
 from refs._transactions.signature import are_arrays, type_of
 from refs._transactions.transaction import Transaction, links_of
-from refs._types import ClosedJaxpr, Jaxpr, Primitive, RefLike, Value
+from refs._types import ClosedJaxpr, Eqn, Jaxpr, Primitive, RefLike, Value
 
 
 def in_transaction(
@@ -79,10 +79,7 @@ class _TracedCall:
         is_compiled = (
             _holds_loops(t.traced.jaxpr)
             or can_fail(t.traced.jaxpr)
-            or (
-                comes_again
-                and _jax.any_equation(t.traced.jaxpr, lambda e: e.primitive is _jax.cond_p)
-            )
+            or (comes_again and _jax.any_equation(t.traced.jaxpr, _is_compiled))
         )
         self._call = self._call_undonated = t.run
         if is_compiled:
@@ -149,6 +146,12 @@ _known = WeakMemo()
 def has_loops(primitive: Primitive, inner: Iterable[ClosedJaxpr]) -> bool:
     """Whether a primitive is a loop, or one is in the jaxprs, `inner`, that it runs."""
     return primitive in _jax.loop_primitives or any(map(_holds_loops, inner))
+
+
+def _is_compiled(eqn: Eqn) -> bool:
+    """Whether JAX compiles an equation by itself, in each call anew once its refs are gone."""
+    takes_refs = any(_jax.is_ref_type(v.aval) for v in eqn.invars)
+    return eqn.primitive is _jax.cond_p or (eqn.primitive is _jax.jit_p and takes_refs)
 
 
 def _holds_loops(closed: ClosedJaxpr) -> bool:

@@ -81,6 +81,8 @@ CALLS = {
     "refs.jit of a ref": given(refs.jit),
     "refs.checkpoint": closing_over(refs.checkpoint),
     "refs.checkpoint of a ref": given(refs.checkpoint),
+    "refs.checkpoint of refs.jit": closing_over(lambda f: refs.checkpoint(refs.jit(f))),
+    "refs.checkpoint of jax.jit": given(lambda f: refs.checkpoint(jax.jit(f))),
     "refs.scan": closing_over(scan),
     "refs.fori_loop": closing_over(fori_loop),
     "refs.while_loop": closing_over(while_loop),
