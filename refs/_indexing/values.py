@@ -103,32 +103,6 @@ def _divided(value: np.ndarray, sharding: Sharding) -> Value:
         return value
 
 
-@functools.lru_cache(maxsize=256)
-def _broadcast(shape: tuple[int, ...], sharding: Sharding) -> Callable[[Value], Value]:
-    return jax.jit(lambda x: jnp.broadcast_to(x, shape), out_shardings=sharding)
-
-
-def _divided(value: np.ndarray, sharding: Sharding) -> Value:
-    try:
-        return _jax.place(value, sharding, copy=False)
-    except TypeError:  # No array for JAX: `convert` says so.
-        return value
-
-
-def _divided(value: np.ndarray, sharding: Sharding) -> Value:
-    try:
-        return _jax.place(value, sharding, copy=False)
-    except TypeError:  # No array for JAX: `convert` says so.
-        return value
-
-
-def _divided(value: np.ndarray, sharding: Sharding) -> Value:
-    try:
-        return _jax.place(value, sharding, copy=False)
-    except TypeError:  # No array for JAX: `convert` says so.
-        return value
-
-
 def _number(value: Value, dtype: DType) -> np.ndarray:
     if type(value) is int and jnp.issubdtype(dtype, jnp.integer):
         limits = jnp.iinfo(dtype)
