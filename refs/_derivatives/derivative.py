@@ -90,9 +90,9 @@ def _check_variable(
 def check_output(doing: str, x: Value, holomorphic: bool) -> None:
     """Refuses an output that has no gradient of the variables' type, as JAX does."""
     wanted, word = (jnp.complexfloating, "complex") if holomorphic else (jnp.floating, "real")
-    if not jnp.issubdtype(x.dtype, wanted):
-        what = f"an array of shape {x.shape} and" if x.shape else "a scalar of"
+    if not jnp.issubdtype(dtype := jnp.result_type(x), wanted):
+        what = f"an array of shape {shape} and" if (shape := jnp.shape(x)) else "a scalar of"
         raise RefTypeError(
-            f"{doing} of a function that returns {what} dtype {x.dtype}: with "
+            f"{doing} of a function that returns {what} dtype {dtype}: with "
             f"holomorphic={holomorphic} its value must be {word}"
         )

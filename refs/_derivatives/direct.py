@@ -14,7 +14,7 @@ from refs import _jax
 from refs._buffers.handles import buffer_of, is_ours
 from refs._buffers.several import holding, replace
 from refs._callbacks.failure import failures_told
-from refs._derivatives.differentiable import Check, Differentiable, as_variable, returning_pair
+from refs._derivatives.differentiable import Check, Differentiable, returning_pair
 from refs._derivatives.inputs import Inputs
 from refs._discharge.op_by_op import OpByOp
 from refs._handles import access
@@ -185,7 +185,6 @@ class Direct(Differentiable):
         for x in out:
             if is_ref(x):
                 raise self.escaped(describe(x))
-        out = [*map(_jax.output, out)]
         leaves, self._aux_tree = jax.tree.flatten(PartlyKnown(aux))
         with _jax.set_current_trace(trace):
             arrays, self._markers, contents = strip_refs(leaves, [])
@@ -211,7 +210,7 @@ class Direct(Differentiable):
         def inside() -> tuple[Any, ...]:
             self._outside = _jax.current_trace()
             arrays, refs = self.inputs.arrays, self.inputs.refs
-            values = [*map(as_variable, arrays), *map(access.get, refs)]
+            values = [*arrays, *map(access.get, refs)]
             for k, x in enumerate(values):
                 self.check(k, x)
             *out, (arrays, contents, state) = transformed(values)

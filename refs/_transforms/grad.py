@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
 import jax
+import jax.numpy as jnp
 
 from refs import _jax
 from refs._derivatives.derivative import check_output, check_reduce_axes, derivative
@@ -134,9 +135,9 @@ def _check_scalar(doing: str, value: PyTree, holomorphic: bool) -> Value:
             f"{doing} of a function that returns a {type(value).__name__}: its value must be a "
             "scalar. With has_aux=True it may return a scalar and anything else"
         )
-    if value.shape:
+    if shape := jnp.shape(value):
         raise RefTypeError(
-            f"{doing} of a function that returns an array of shape {value.shape}: its value must "
+            f"{doing} of a function that returns an array of shape {shape}: its value must "
             "be a scalar. `refs.jacrev` differentiates arrays"
         )
     check_output(doing, value, holomorphic)

@@ -153,7 +153,7 @@ def _row_by_row(f: Differentiable, holomorphic: bool) -> tuple[list[list[Value]]
             cts = [ct if j == k else jnp.zeros_like(x) for j, x in enumerate(out)]
             return backward(lambda _, cts: pullback(cts)[0], [], cts, f.has_backward_effects)
 
-        x = out[k]
+        x = jnp.asarray(out[k])
         basis = jnp.eye(x.size, dtype=x.dtype).reshape(x.size, *x.shape)  # a cotangent a row
         basis = _jax.vary_as(sharded_in_rows(basis, x), x)
         return [
