@@ -38,7 +38,7 @@ def scatter(x: Value, idx: tuple[Indexer, ...], method: str, value: Value) -> Va
     if method in ("divide", "power"):
         total = _multiply(jnp.ones_like(x), idx, value)
         return fit(UPDATES[method](x, total), x.shape, x.dtype)
-    return getattr(x.at[idx], method)(value)
+    return getattr(jnp.asarray(x).at[idx], method)(value)
 
 
 def _places(x: Value, idx: tuple[Indexer, ...]) -> Value:

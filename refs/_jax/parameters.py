@@ -293,9 +293,9 @@ def symbolic_zero(aval: Aval) -> Any:
 
 def zero_tangent(x: Value) -> Value:
     """The zero among the tangents of a value."""
-    if jnp.issubdtype(x.dtype, jnp.inexact):
+    if jnp.issubdtype(jnp.result_type(x), jnp.inexact):
         return jnp.zeros_like(x)
-    return np.zeros(x.shape, jax.dtypes.float0)
+    return np.zeros(jnp.shape(x), jax.dtypes.float0)
 
 
 def instantiate(x: Value) -> Value:

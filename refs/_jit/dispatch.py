@@ -82,3 +82,16 @@ def dispatcher(programs: Programs) -> Callable[..., Any]:
 
     programs.forget = forget
     return call
+
+
+class Methods(dict[str, Any]):
+    """The attributes of a compiled function, hidden from `functools.wraps`, which copies them.
+
+    `jax.jit(f)` calls it: our `f.trace` would stand in the place of JAX's.
+    """
+
+    def keys(self) -> Any:
+        return {}.keys()
+
+    def __iter__(self) -> Any:
+        return iter(())

@@ -16,7 +16,7 @@ from refs._buffers.devices import devices_told
 from refs._handles.access import check_ref
 from refs._handles.ref import Ref
 from refs._handles.resharding import go_along
-from refs._jit.dispatch import NoForm, dispatcher
+from refs._jit.dispatch import Methods, NoForm, dispatcher
 from refs._jit.entry import Entry
 from refs._jit.executable import Options
 from refs._jit.inner import Inner, key_of
@@ -56,7 +56,7 @@ def compiled(
         programs, shared = _made(get_fun, *key)
     call: Any = types.FunctionType(shared.__code__, shared.__globals__, closure=shared.__closure__)
     functools.update_wrapper(call, fun)
-    call.__dict__ = _Methods(call.__dict__)
+    call.__dict__ = Methods(call.__dict__)
     for name in ("trace", "lower", "eval_shape", "explain", "clear_cache", "_cache_size"):
         setattr(call, name, functools.partial(_calling, fun, getattr(programs, name)))
     return call
@@ -73,6 +73,7 @@ def _calling(_: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 
 
 _known = WeakMemo()  # a function's programs, by keywords
+_UNKNOWN = jax.tree.structure(())  # of no arguments: these are a tuple of two
 
 
 class Programs:
@@ -93,7 +94,7 @@ class Programs:
         # By the structure and the arrays' types only, without a look at the refs; where several
         # entries have these, by the shapes of the refs, too.
         self._quick: dict[tuple[Any, ...], Entry | Plain | dict[Any, Entry | Plain]] = {}
-        self._tree: PyTreeDef | None = None  # the arguments' structure, while all entries share one
+        self._tree: PyTreeDef = _UNKNOWN  # the arguments' structure, while all entries share one
         self.forget: Callable[[], None] = lambda: None  # drops the form that the dispatcher holds
         # For a method: its compiled functions for instances that are no pytrees, by identity.
         self.instances: dict[int, Callable[..., Any]] = {}
@@ -143,7 +144,7 @@ class Programs:
         self._inner.clear()
         self._given_refs.clear()
         self._quick.clear()
-        self._tree = None
+        self._tree = _UNKNOWN
         self.instances.clear()
 
     def _cache_size(self) -> int:
@@ -200,12 +201,10 @@ class Programs:
         self, static: Static | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, list[Any]]:
         """The entry for arguments like those of an earlier call, or NoForm; and their leaves."""
-        if (tree := self._tree) is not None:
-            try:  # It takes a tenth of the time of what doesn't know the structure.
-                flat = tree.flatten_up_to((args, kwargs))
-            except ValueError:
-                tree = None
-        if tree is None:
+        tree = self._tree
+        try:  # It takes a tenth of the time of what doesn't know the structure.
+            flat = tree.flatten_up_to((args, kwargs))
+        except ValueError:
             flat, tree = jax.tree.flatten((args, kwargs))
         try:
             found = self._quick.get(quick_key(static, tree, flat))
@@ -323,7 +322,7 @@ class Programs:
         if first is not made:
             entries.remove(made)
         trees = {tree for _, tree, *_ in self._entries}
-        self._tree = trees.pop() if len(trees) == 1 else None
+        self._tree = trees.pop() if len(trees) == 1 else _UNKNOWN
         known = self._all()
         for entry in known:
             entry.is_alone = len(known) == 1
@@ -388,19 +387,6 @@ class Programs:
             if name not in self._static.names
         ]
         return [flag for flag, a in chosen for _ in jax.tree.leaves(a)]
-
-
-class _Methods(dict[str, Any]):
-    """The attributes of a compiled function, hidden from `functools.wraps`, which copies them.
-
-    `jax.jit(f)` calls it: our `f.trace` would stand in the place of JAX's.
-    """
-
-    def keys(self) -> Any:
-        return {}.keys()
-
-    def __iter__(self) -> Any:
-        return iter(())
 
 
 def _forget(instances: dict[int, Any], key: int, _: Any) -> None:

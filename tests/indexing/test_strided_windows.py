@@ -77,6 +77,7 @@ def test_gradients(jit, k):
     np.testing.assert_allclose(jit(refs.grad(f))(x, k), jax.grad(pure)(x), rtol=1e-6)
 
 
+@pytest.mark.as_released
 def test_it_works_in_place():
     r = refs.new_ref(jnp.zeros(100_000))
 

@@ -326,10 +326,12 @@ def test_map_looks_again_as_jaxs_does():
 
 
 FAULTS = {"nans": (jax.debug_nans, 0.0), "infs": (jax.debug_infs, 1.0)}
+# Of a checkpoint of a compiled function JAX's own error, without refs too, is of a private type.
+TOLD = [name for name in CALLS if not name.startswith("refs.checkpoint of ") or "a ref" in name]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name", ["update", "refs.grad", *CALLS])
+@pytest.mark.parametrize("name", ["update", "refs.grad", *TOLD])
 def test_a_fault_is_told_after_calls_without_one(name, fault):
     """A program that was compiled before JAX looked for faults, and gives one now."""
     looking, numerator = FAULTS[fault]
