@@ -9,6 +9,7 @@
 import os
 import sys
 import weakref
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,15 @@ settings.load_profile(
 )
 
 FEW = 3  # with --quick: how many of a test's parameter sets
+# Files that begin first, so that no worker is left with minutes of one test at the end.
+LONG = [
+    "tests/test_figures.py",
+    "tests/test_several_devices.py",
+    "tests/test_configurations.py",
+    "tests/devices/test_processes.py",
+    "tests/test_examples_sharded.py",
+]
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_addoption(parser):
@@ -93,6 +103,8 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
+    long = {ROOT / name: k for k, name in enumerate(LONG)}
+    items.sort(key=lambda item: long.get(item.path, len(long)))
     if config.getoption("quick"):
         slow = {item for item in items if item.get_closest_marker("slow")}
         config.hook.pytest_deselected(items=[*slow])

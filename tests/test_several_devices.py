@@ -12,6 +12,7 @@ QUICK = {
         "tests/handles/test_host_memory.py",
         "tests/handles/test_placement.py",
         "tests/handles/test_placement_made.py",
+        "tests/handles/test_placement_restored.py",
         "tests/test_tree.py",
     ],
 }
@@ -20,7 +21,11 @@ SLOW = {
         "tests/buffers/test_devices.py",
         *(
             f"tests/callbacks/test_transforms.py::{name}"
-            for name in ("test_per_device", "test_ordered_by_device", "test_without_a_mesh")
+            for name in (
+                "test_each_device_calls_with_its_part",
+                "test_a_device_whose_call_fails",
+                "test_without_a_mesh",
+            )
         ),
         "tests/jit/test_disable_jit.py",
         "tests/jit/test_shardings.py",

@@ -9,15 +9,9 @@ import pytest
 
 import refs
 from refs.errors import RefTypeError, RefValueError
-from tests.placement import N, lies_at, several
-from tests.processes import run_again_with_devices
+from tests.placement import lies_at, several
 
 LARGE = np.arange(1 << 12, dtype=np.float32).reshape(64, 64)
-
-
-@pytest.mark.skipif(N == 8, reason="the process with eight devices")
-def test_on_eight_devices():
-    assert "1 skipped" in run_again_with_devices(8, __file__)
 
 
 class Watched:
