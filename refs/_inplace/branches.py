@@ -87,7 +87,8 @@ def returns_what_it_reads(jaxpr: Jaxpr, buffers: dict[int, int]) -> bool:
 
     `buffers`: the outputs that are buffers, and their positions among the inputs.
     """
-    made_of = {jaxpr.invars[k]: 1 << o for o, k in buffers.items()}  # sets of buffers, as bits
+    # Sets of buffers, as bits.
+    made_of: dict[Any, int] = {jaxpr.invars[k]: 1 << o for o, k in buffers.items()}
     for eqn in jaxpr.eqns:
         sources = (made_of.get(v, 0) for v in filter(is_var, eqn.invars))
         made_of.update(dict.fromkeys(eqn.outvars, functools.reduce(or_, sources, 0)))

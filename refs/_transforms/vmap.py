@@ -115,8 +115,8 @@ def vmap(
                     return mapped_by_jax()
             raise _maps_itself(maps_itself[0])
         if _found((args, kwargs), _jax.is_vmappable):
-            lane, axes, *given = taken_apart(fun, in_axes, args, kwargs)
-            return vmap(lane, axes, out_axes, **options)(*given[0], **given[1])
+            lane, lane_axes, args, kwargs = taken_apart(fun, in_axes, args, kwargs)
+            return vmap(lane, lane_axes, out_axes, **options)(*args, **kwargs)
         refused = None
         try:
             given = Given.of("vmap", args, kwargs, _leaf_axes(in_axes, args, kwargs))

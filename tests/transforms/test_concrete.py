@@ -197,6 +197,48 @@ def discharge_annotated(ctx, eqn, args):
     return out
 
 
+@jax.custom_jvp
+def both(x, n):
+    return x, n
+
+
+both.defjvp(lambda primals, tangents: (both(*primals), tangents), symbolic_zeros=False)
+
+# What functions of a number return, and how it is differentiated there.
+RETURN = {
+    "it": lambda x: x,
+    "numbers": lambda x: (x * 1, 2.0, 3, True),
+    "NumPy's": lambda x: (x, np.float32(3), np.arange(2.0)),
+    "passed through a rule": lambda x: both(x, 2.0),
+}
+DIFFERENTIATE = {
+    "jvp": lambda module, f: module.jvp(f, (1.0,), (1.0,)),
+    "jvp with aux": lambda module, f: module.jvp(
+        lambda x: (x * 1.0, f(x)), (1.0,), (1.0,), has_aux=True
+    ),
+    "vjp": lambda module, f: module.vjp(f, 1.0)[0],
+    "linearize": lambda module, f: module.linearize(f, 1.0)[0],
+    "value_and_grad": lambda module, f: module.value_and_grad(
+        lambda x: (jax.tree.leaves(f(x))[0], f(x)), has_aux=True
+    )(1.0),
+}
+
+
+@pytest.mark.parametrize("way", DIFFERENTIATE)
+@pytest.mark.parametrize("name", RETURN)
+def test_numbers_stay_what_they_are(way, name):
+    n, f = refs.new_ref(0), RETURN[name]
+
+    def counted(x):
+        n[...] += 1
+        return f(x)
+
+    got, want = (DIFFERENTIATE[way](*given) for given in ((refs, counted), (jax, f)))
+    assert jax.tree.map(type, got) == jax.tree.map(type, want)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert n[...] > 0
+
+
 def test_an_operation_whose_parameters_have_no_hash():
     r = refs.new_ref(1.0)
 
