@@ -97,7 +97,9 @@ class Runner:
         self.folder, self.python, self.longest, self.more = folder, python, longest, more
         profile, self.options = TIERS[tier]
         self.log = folder.parent / "failed.txt"
-        self.env = os.environ | {
+        # What measures this process isn't to measure those that it starts.
+        measured = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")}
+        self.env = measured | {
             "PYTHONPATH": str(folder),
             "HYPOTHESIS_PROFILE": profile,
             "PLANTED_FAULTS_LOG": str(self.log),

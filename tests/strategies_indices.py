@@ -65,7 +65,7 @@ class TracedInt:
     size: int
 
     def __str__(self):
-        return f"lax.rem({self.value}, jnp.int32({self.size}))"
+        return f"lax.rem(jnp.int32({self.value}), jnp.int32({self.size}))"
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Window:
     def __str__(self):
         start = self.start
         if not isinstance(start, int):
-            start = f"jnp.abs(lax.rem({start}, jnp.int32({self.room + 1})))"
+            start = f"jnp.abs(lax.rem(jnp.int32({start}), jnp.int32({self.room + 1})))"
         return f"jax.ds({start}, {self.size}" + (f", {self.stride})" if self.stride > 1 else ")")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -62,6 +63,11 @@ def place_dtype(n: Any) -> np.dtype:
 
 
 _INT32, _INT64, _INT32_MAX = np.dtype(np.int32), np.dtype(np.int64), np.iinfo(np.int32).max
+
+
+def longest(shape: Sequence[Any]) -> int:
+    """The size of the longest axis, of those whose size is known."""
+    return max(filter(is_static, shape), default=0)
 
 
 def narrow(i: Value, n: int) -> Value:

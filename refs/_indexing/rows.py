@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from jax import lax
 from jax.lax import GatherScatterMode
 
-from refs._indexing.places import narrow
+from refs._indexing.places import longest, narrow
 from refs._types import Value
 
 # A block of more than this part of its array stays a slice: the axis may well be one that isn't
@@ -99,7 +99,7 @@ def _places(
     shape = [sizes[a] for a in axes]
     columns = []
     for k, a in enumerate(axes):
-        start = narrow(starts[a], max(x.shape))
+        start = narrow(starts[a], longest(x.shape))
         of = start.dtype.type
         start = lax.clamp(of(0), start, of(x.shape[a] - sizes[a]))
         if flag is not None:

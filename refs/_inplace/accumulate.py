@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
-from refs._indexing.places import place_dtype
+from refs._indexing.places import longest, place_dtype
 from refs._inplace.body import (
     Body,
     carries,
@@ -277,7 +277,7 @@ def _add_block(base: Value, update: Value, *, starts: tuple[int, ...]) -> Value:
     """`_add_slice` at static starts."""
     stops = [a + n for a, n in zip(starts, update.shape, strict=True)]
     new = lax.add(lax.slice(base, starts, stops), update)
-    places = [jnp.asarray(start, place_dtype(max(base.shape))) for start in starts]
+    places = [jnp.asarray(start, place_dtype(longest(base.shape))) for start in starts]
     return lax.dynamic_update_slice(base, new, places, allow_negative_indices=False)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode
 
-from refs._indexing.places import narrow
+from refs._indexing.places import longest, narrow
 from refs._inplace.body import can_pass, replaced, size
 from refs._inplace.flatten import map_inner
 from refs._types import Atom, Aval, Eqn, Jaxpr, Value
@@ -68,7 +68,7 @@ def _slices(
 
     `indices`: `[*batch, n_axes]`, the starts of slices of shape `sizes`.
     """
-    indices = narrow(indices, max(operand.shape))
+    indices = narrow(indices, longest(operand.shape))
     batch = indices.shape[:-1]
     gone = (*dims.collapsed_slice_dims, *dims.operand_batching_dims)
     kept = [n for d, n in enumerate(sizes) if d not in gone]

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.lax import GatherScatterMode
 
-from refs._indexing.places import narrow
+from refs._indexing.places import longest, narrow
 from refs._inplace.body import Body, is_set, is_var, shape, splice
 from refs._inplace.flatten import map_inner
 from refs._inplace.places import Places
@@ -99,7 +99,7 @@ def _dropping(scatter: Eqn, mask: Atom, rows: Atom, sizes: tuple[int, ...]) -> l
     operand, indices, _ = scatter.invars
     axes = scatter.params["dimension_numbers"].scatter_dims_to_operand_dims
     last = tuple(shape(operand)[d] - sizes[d] for d in axes)
-    n = max(shape(operand))
+    n = longest(shape(operand))
     made, [kept] = splice(_out_of_bounds, [indices, mask], scatter, last=last, n=n)
     params = {
         **scatter.params,

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode
 
-from refs._indexing.places import narrow
+from refs._indexing.places import longest, narrow
 from refs._inplace.body import Body, is_set, replaced
 from refs._inplace.gathers import FEWER, are_few
 from refs._types import Eqn, Value
@@ -51,7 +51,7 @@ def _updates(
 
     `indices`: as those of `_slices`. `drops`: whether rows that are out of bounds are left out.
     """
-    indices = narrow(indices, max(operand.shape))
+    indices = narrow(indices, longest(operand.shape))
     batch = indices.shape[:-1]
     n_rows = int(np.prod(batch))
     gone = (*dims.inserted_window_dims, *dims.operand_batching_dims)

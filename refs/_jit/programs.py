@@ -73,7 +73,6 @@ def _calling(_: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 
 
 _known = WeakMemo()  # a function's programs, by keywords
-_UNKNOWN = jax.tree.structure(())  # of no arguments: these are a tuple of two
 
 
 class Programs:
@@ -94,7 +93,7 @@ class Programs:
         # By the structure and the arrays' types only, without a look at the refs; where several
         # entries have these, by the shapes of the refs, too.
         self._quick: dict[tuple[Any, ...], Entry | Plain | dict[Any, Entry | Plain]] = {}
-        self._tree: PyTreeDef = _UNKNOWN  # the arguments' structure, while all entries share one
+        self._tree: PyTreeDef | None = None  # the arguments' structure, while all entries share one
         self.forget: Callable[[], None] = lambda: None  # drops the form that the dispatcher holds
         # For a method: its compiled functions for instances that are no pytrees, by identity.
         self.instances: dict[int, Callable[..., Any]] = {}
@@ -144,7 +143,7 @@ class Programs:
         self._inner.clear()
         self._given_refs.clear()
         self._quick.clear()
-        self._tree = _UNKNOWN
+        self._tree = None
         self.instances.clear()
 
     def _cache_size(self) -> int:
@@ -201,10 +200,12 @@ class Programs:
         self, static: Static | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, list[Any]]:
         """The entry for arguments like those of an earlier call, or NoForm; and their leaves."""
-        tree = self._tree
-        try:  # It takes a tenth of the time of what doesn't know the structure.
-            flat = tree.flatten_up_to((args, kwargs))
-        except ValueError:
+        if (tree := self._tree) is not None:
+            try:  # It takes a tenth of the time of what doesn't know the structure.
+                flat = tree.flatten_up_to((args, kwargs))
+            except ValueError:
+                tree = None
+        if tree is None:
             flat, tree = jax.tree.flatten((args, kwargs))
         try:
             found = self._quick.get(quick_key(static, tree, flat))
@@ -322,7 +323,7 @@ class Programs:
         if first is not made:
             entries.remove(made)
         trees = {tree for _, tree, *_ in self._entries}
-        self._tree = trees.pop() if len(trees) == 1 else _UNKNOWN
+        self._tree = trees.pop() if len(trees) == 1 else None
         known = self._all()
         for entry in known:
             entry.is_alone = len(known) == 1
