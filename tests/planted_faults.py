@@ -97,9 +97,9 @@ class Runner:
         self.folder, self.python, self.longest, self.more = folder, python, longest, more
         profile, self.options = TIERS[tier]
         self.log = folder.parent / "failed.txt"
-        # What measures this process isn't to measure those that it starts.
-        measured = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")}
-        self.env = measured | {
+        # A test may run this: the processes started here are neither its workers nor measured.
+        others = "COVERAGE_", "PYTEST_"
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(others)} | {
             "PYTHONPATH": str(folder),
             "HYPOTHESIS_PROFILE": profile,
             "PLANTED_FAULTS_LOG": str(self.log),
