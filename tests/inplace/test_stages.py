@@ -100,6 +100,20 @@ def test_many_refs_that_wait_for_one_another():
     rewritten(program, *(jnp.arange(100.0) + i for i in range(n)))
 
 
+@pytest.mark.parametrize("room", [12, 13])
+def test_equations_that_lie_close_get_new_places(monkeypatch, room):
+    def program(*values):
+        values = list(values)
+        for i in range(8):
+            values[i] = values[i].at[2].set(values[(i + 1) % 8][3] + 1)
+        return values
+
+    args = [jnp.arange(100.0) + i for i in range(8)]
+    want = str(rewritten(program, *args))
+    monkeypatch.setattr("refs._inplace.order.ROOM", room)
+    assert str(rewritten(program, *args)) == want
+
+
 def test_a_true_second_use_keeps_its_value():
     def program(x):
         y = x.at[0].set(5.0)

@@ -256,3 +256,14 @@ def test_zeros_of_a_ref_on_an_explicit_mesh_are_spread_as_it_is(wrap):
     assert dy == 2
     assert not zeros.any()
     assert zeros.sharding.is_equivalent_to(r.sharding, 1)
+
+
+def test_no_element_is_multiplied():
+    r, nowhere = refs.new_ref(jnp.ones(3)), jnp.zeros(0, jnp.int32)
+
+    def f(y):
+        r.at[nowhere].multiply(y)
+        return r[...].sum() * y
+
+    assert refs.grad(f)(2.0) == 3
+    assert refs.jit(refs.grad(f))(2.0) == 3
