@@ -9,6 +9,8 @@ from jax import lax
 import refs
 from tests.inplace.helpers import primitives, rewritten
 
+pytestmark = pytest.mark.as_released
+
 X = jnp.arange(512.0).reshape(8, 64)
 INDICES = jnp.array([1, 3, 5])
 

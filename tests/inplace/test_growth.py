@@ -12,6 +12,8 @@ from jax import lax
 from refs import _inplace
 from refs._inplace import rewrite
 
+pytestmark = pytest.mark.as_released
+
 ROW = jax.ShapeDtypeStruct((2000,), jnp.float32)
 SQUARE = jax.ShapeDtypeStruct((40, 40), jnp.float32)
 FLAG = jax.ShapeDtypeStruct((), bool)

@@ -8,6 +8,8 @@ from jax import lax
 
 from refs._inplace.nested import keep_slices_apart
 
+pytestmark = pytest.mark.as_released
+
 X = jnp.arange(100.0)
 
 

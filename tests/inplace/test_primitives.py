@@ -19,6 +19,8 @@ from refs._inplace import rewrite
 from tests.inplace import access_cases, structure_cases  # noqa: F401, they fill `GROUPS`
 from tests.inplace.primitive_cases import GROUPS
 
+pytestmark = pytest.mark.as_released
+
 
 @pytest.fixture(autouse=True)
 def _with_all_index_types():
