@@ -24,6 +24,7 @@ from pathlib import Path
 import jax
 import jaxlib
 import pytest
+from jaxlib.mlir import ir
 
 # Options of XLA. In XLA_FLAGS they would hold for a whole process, and a user may have set others.
 QUICKLY = {
@@ -46,7 +47,7 @@ class Compiling:
         self.always_as_released = always_as_released
         self.as_released = False
         self.module = None
-        self.contexts = threading.local()
+        self.context = None
         self.quickly = {name: x for name, x in QUICKLY.items() if is_option(name, x)}
         replace(OPTIONS, self.with_options)
         replace(CONTEXT, self.with_one_context)
@@ -63,12 +64,19 @@ class Compiling:
         return options
 
     def with_one_context(self, make_ir_context):
-        """JAX before 0.12 makes a context for each program, which takes longer than a small one."""
+        """JAX before 0.12 makes a context for each program, which takes longer than a small one.
+
+        A program that is compiled while another is lowered has its own: in a shared one, JAX's copy
+        of it for the cache's key would be made inside of the other. So has one of another thread:
+        a context doesn't survive the end of one of XLA's threads.
+        """
 
         def context():
-            if not hasattr(self.contexts, "made"):
-                self.contexts.made = make_ir_context()
-            return self.contexts.made
+            if ir.Context.current or threading.current_thread() is not threading.main_thread():
+                return make_ir_context()
+            if self.context is None:
+                self.context = make_ir_context()
+            return self.context
 
         return context
 
@@ -86,7 +94,7 @@ class Compiling:
             jax.clear_caches()
         if item.path != self.module:
             self.module = item.path
-            self.contexts = threading.local()
+            self.context = None
             if resident() > LARGEST_WORKER:
                 start_anew()
 
