@@ -201,7 +201,10 @@ class OpByOp(_jax.Trace):
     ) -> Any:
         """Binds a primitive in `parent`. Its operands and `inner`, its jaxprs, have no refs."""
         with _jax.set_current_trace(self.parent):
-            return primitive.bind(*operands, **params)
+            try:
+                return primitive.bind(*operands, **params)
+            except _jax.NaNFound as error:
+                _jax.raise_about_nan(error, inner, operands)
 
     def _has_rules(self, inner: Sequence[ClosedJaxpr]) -> bool:
         """Whether derivative rules in these jaxprs may run, and touch a ref."""

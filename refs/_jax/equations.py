@@ -6,12 +6,12 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jax._src import api as _api
-from jax._src import core, hijax, source_info_util
+from jax._src import api_util, config, core, hijax, source_info_util
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 from jax._src.lib import _jax as _jaxlib
@@ -21,13 +21,17 @@ from refs._jax.primitives import shard_map_p
 from refs._types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 
 __all__ = [
-    "all_equations", "any_equation", "as_array", "as_closed", "at_its_own_lines", "before_python",
-    "bind", "bind_eqn", "called_by", "captured", "eval_jaxpr", "forget_fast_path",
-    "has_side_effects", "is_called_callback", "is_fori_loop", "is_zero_literal",
-    "jaxprs_in", "map_closed", "map_jaxprs", "meshes_in", "new_var", "one_vjp", "output",
+    "NaNFound", "all_equations", "any_equation", "as_array", "as_closed", "at_its_own_lines",
+    "before_python", "bind", "bind_eqn", "called_by", "captured", "eval_jaxpr", "forget_fast_path",
+    "has_side_effects", "is_called_callback", "is_fori_loop", "is_zero_literal", "jaxprs_in",
+    "map_closed", "map_jaxprs", "meshes_in", "new_var", "one_vjp", "output", "raise_about_nan",
     "replace_jaxpr", "source_of", "split_params", "strong", "typed_like", "user_line", "vary_as",
     "with_equations",
 ]  # fmt: skip
+
+# A compiled program has given a NaN or an infinity, and JAX looks for them. Only the functions that
+# `jax.jit` returns catch it.
+NaNFound = api_util.InternalFloatingPointError
 
 _HiPrimitive: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimitive", ())
 
@@ -92,6 +96,13 @@ def replace_jaxpr(params: dict[str, Any], new: ClosedJaxpr, more_outputs: int) -
     return params
 
 
+def raise_about_nan(error: Any, jaxprs: Sequence[ClosedJaxpr], args: Sequence[Value]) -> NoReturn:
+    """Raises JAX's public error for a NaN in what a call of one of these jaxprs gives."""
+    for jaxpr in jaxprs:
+        eval_jaxpr(jaxpr, jaxpr.consts, args)  # Names the operation in it.
+    raise FloatingPointError(f"invalid value ({error.ty}) encountered in {error.name}") from None
+
+
 def bind_eqn(eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     """Evaluates an equation as it is."""
     return bind(eqn.primitive, args, eqn.params)
@@ -99,13 +110,27 @@ def bind_eqn(eqn: Eqn, args: Sequence[Value]) -> list[Value]:
 
 def bind(primitive: Primitive, args: Sequence[Value], params: dict[str, Any]) -> list[Value]:
     """Evaluates a primitive, given its parameters as they stand in an equation."""
-    out = primitive.bind(*args, **primitive.get_bind_params(params))
+    try:
+        out = primitive.bind(*args, **primitive.get_bind_params(params))
+    except NaNFound as error:
+        raise_about_nan(error, jaxprs_in(params), args)
     return list(out) if primitive.multiple_results else [out]
 
 
 def eval_jaxpr(closed: ClosedJaxpr, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
     """Evaluates a jaxpr as it is, with `consts` in place of its own constants."""
-    return core.eval_jaxpr(closed.jaxpr, consts, *args)
+    jaxpr = closed.jaxpr
+    if not (config.debug_nans.value or config.debug_infs.value):
+        return core.eval_jaxpr(jaxpr, consts, *args)
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+    def read(atom: Atom) -> Value:
+        return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        with source_of(eqn), eqn.ctx.manager:
+            values.update(zip(eqn.outvars, bind_eqn(eqn, [*map(read, eqn.invars)]), strict=True))
+    return [*map(read, jaxpr.outvars)]
 
 
 def source_of(eqn: Eqn) -> AbstractContextManager[None]:

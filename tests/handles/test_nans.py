@@ -124,3 +124,57 @@ def test_only_the_first_block_that_looks_compiles_again():
         jax.monitoring.unregister_event_duration_listener(count)
     assert found[1] > 0
     assert found == [0, found[1], 0, 0]
+
+
+@jax.jit
+def _inner(x):
+    return jnp.log(x) * 1
+
+
+def _update(r, x):
+    r[...] += _inner(x)
+    return r[...]
+
+
+def _new(f):
+    return lambda x: f(refs.new_ref(jnp.float32(0)), x)
+
+
+_compiled = refs.jit(_update)
+NESTED = {
+    "closed over": lambda x: refs.jit(lambda r: _update(r, x))(refs.new_ref(0.0)),
+    "jit": _new(_compiled),
+    "of a map": lambda x: refs.jit(refs.vmap(_new(_update)))(jnp.full(2, x)),
+    "map": lambda x: refs.vmap(_new(_update))(jnp.full(2, x)),
+    "map of jit": lambda x: refs.vmap(_new(_compiled))(jnp.full(2, x)),
+    "grad of jit": refs.grad(_new(_compiled)),
+    "jvp": lambda x: refs.jvp(_new(_compiled), (x,), (x,)),
+    "vjp": lambda x: refs.vjp(_new(_compiled), x),
+    "checkpoint": refs.grad(refs.checkpoint(_new(_compiled))),
+    "pure": lambda x: refs.functionalize(_compiled)(jnp.float32(0), x),
+    "in place": refs.in_place(lambda x: 2 * _inner(x)),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("looks", [jax.debug_nans, jax.debug_infs])
+def test_in_a_compiled_function_in_another_one(looks, name):
+    x = -1.0 if looks is jax.debug_nans else 0.0
+    with looks(True), pytest.raises(FloatingPointError, match=r"encountered in log"):
+        NESTED[name](x)
+
+
+def test_in_the_derivative_of_a_compiled_function():
+    root = refs.jit(lambda r, x: jnp.sqrt(x) * r[...])
+    slope = refs.jit(refs.grad(lambda x: root(refs.new_ref(2.0), x)))
+    with jax.debug_infs(True), pytest.raises(FloatingPointError, match=r"encountered in div"):
+        slope(0.0)
+
+
+def test_a_nan_that_no_operation_makes_is_the_calls():
+    @jax.jit
+    def unknown(x):
+        return math.nan
+
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match=r"jit\(unknown\)"):
+        refs.jit(lambda r: refs.addupdate(r, ..., unknown(1.0)))(refs.new_ref(0.0))
