@@ -41,9 +41,10 @@ def sharded_as_part(value: Value, ref: RefLike) -> Value:
     sharding = aval.sharding
     if not _jax.has_explicit_sharding(aval):
         sharding = sharding.update(spec=jax.P(*[None] * value.ndim))
-    return (
-        value if _jax.typeof(value).sharding == sharding else jax.sharding.reshard(value, sharding)
-    )
+    if _jax.typeof(value).sharding == sharding:
+        return value
+    # Operation by operation, JAX needs the devices: a handle has them, and its type hasn't.
+    return jax.sharding.reshard(value, over_mesh_of(ref, sharding.spec))
 
 
 def sharded_in_rows(rows: Value, x: Value) -> Value:
