@@ -1,7 +1,8 @@
 """On a GPU: what calls and eager operations cost, a step of each program, and what moves.
 
     python benchmarks/gpu.py --results benchmarks/results
-    python benchmarks/gpu.py --only swap   # the programs with that in their title
+    python benchmarks/gpu.py --only swap         # the programs with that in their title
+    python benchmarks/gpu.py --only swap calls   # and all calls
 
 From the top of the checkout, with `refs` and rich installed, on a machine with a GPU (elsewhere it
 runs, too, but measures something else). Three things:
@@ -46,7 +47,6 @@ import refs
 PLAIN = "by hand"
 NAMES = ("refs", "jax.Ref", PLAIN)  # of the ways of a program that are timed
 LONG = 300_000  # µs: of a call so long there is one round
-MOVED = 1000  # calls in which buffers could move
 
 # -- Calls ----------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ def loops(
 # -- Addresses ------------------------------------------------------------------------------------
 
 
-def moved() -> Section:
+def moved(calls: int) -> Section:
     """How many buffers are somewhere else after so many calls, or have been at any time."""
     held, box = jax.tree.map(refs.new_ref, layers()), [layers()]
     ours = refs.jit(train)
@@ -177,7 +177,7 @@ def moved() -> Section:
     def count(call: Callable[[], Any], state: Callable[[], Any]) -> Timing:
         first = addresses(state())
         seen = [set() for _ in first]
-        for _ in range(MOVED):
+        for _ in range(calls):
             call()
             for mine, address in zip(seen, addresses(state()), strict=True):
                 mine.add(address)
@@ -206,18 +206,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=200, metavar="K")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help="programs with TEXT in the title, and no calls"
+        "--watched", type=int, default=1000, metavar="N", help="calls in which buffers could move"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=["", "calls"],
+        metavar="TEXT",
+        help="programs with TEXT in the title; or `calls`, for the calls",
     )
     add_option(parser)
     options = parser.parse_args(arguments)
-    programs = [p for p in SUITE if options.only in p.title]
+    programs = [p for p in SUITE if any(text in p.title for text in options.only)]
     if not programs:
-        parser.error(f"no program has {options.only!r} in its title")
+        parser.error(f"no program has {' or '.join(map(repr, options.only))} in its title")
     found = loops(programs, *options.sizes, options.steps, options.rounds)
-    if not options.only:
+    if "calls" in options.only:
         found["calls"] = measured("calls", [*sizes.SIZES, *OF_A_GPU, *CALLS], options.rounds)
         found["eager"] = measured("eager", EAGER, options.rounds)
-        found["moved"] = moved()
+        found["moved"] = moved(options.watched)
     for title, section in found.items():
         print(f"\n{title}, {section.unit} (jax {jax.__version__}, {jax.default_backend()})")
         for row, times in section.rows.items():

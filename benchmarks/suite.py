@@ -17,7 +17,8 @@ class Benchmark:
       script: its command, in `benchmarks/`.
       measures: folders and files of the repository. Figures are stale once one of them has changed.
       full: the arguments for figures to be shown, if they aren't the script's own defaults.
-      quick: those for the smallest run, whose figures mean nothing.
+      quick: those for the smallest run, whose figures mean nothing. Of the programs some are enough:
+        `tests/test_benchmark_programs.py` has each.
       needs_gpu: whether other figures than these are only measured on a GPU.
     """
 
@@ -53,7 +54,10 @@ BENCHMARKS = {
         "programs/run.py",
         ("_derivatives", "_discharge", "_indexing", "_inplace", "_lanes", "_tracing"),
         full=("--also", "1000", "100000"),
-        quick=("--sizes", "1024", "2048", "--steps", "8", "--rounds", "1"),
+        quick=(
+            *("--sizes", "1024", "2048", "--steps", "8", "--rounds", "1"),
+            *("--only", "swap", "random access", "LU"),
+        ),
     ),
     "lowering": Benchmark(
         "lowering.py",
@@ -75,7 +79,10 @@ BENCHMARKS = {
             *("_jit", "_lanes", "_tracing", "_transactions"),
             *("benchmarks/dispatch", "benchmarks/programs"),
         ),
-        quick=("--sizes", "1024", "2048", "--steps", "4", "--rounds", "1"),
+        quick=(
+            *("--sizes", "1024", "2048", "--steps", "4", "--rounds", "1"),
+            *("--watched", "10", "--only", "swap", "calls"),
+        ),
         needs_gpu=True,
     ),
     "lanes": Benchmark("lanes.py", ("_discharge", "_indexing", "_inplace", "_lanes")),

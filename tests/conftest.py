@@ -104,7 +104,13 @@ def pytest_generate_tests(metafunc):
 
 def pytest_collection_modifyitems(config, items):
     long = {ROOT / name: k for k, name in enumerate(LONG)}
-    items.sort(key=lambda item: long.get(item.path, len(long)))
+    # Those as released last: a worker drops its programs when it begins to compile in another way.
+    items.sort(
+        key=lambda item: (
+            long.get(item.path, len(long)),
+            item.get_closest_marker("as_released") is not None,
+        )
+    )
     if config.getoption("quick"):
         slow = {item for item in items if item.get_closest_marker("slow")}
         config.hook.pytest_deselected(items=[*slow])

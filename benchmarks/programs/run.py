@@ -1,7 +1,7 @@
 """Loops that touch a few cells of a large buffer: what a step costs, as the buffer grows.
 
     python benchmarks/programs/run.py
-    python benchmarks/programs/run.py --only union   # the programs with that in their title
+    python benchmarks/programs/run.py --only union LU   # the programs with these in their titles
 
 From the top of the checkout, with `refs` and rich installed. numba, if it is there, compiles the
 bound, which is otherwise Python over NumPy.
@@ -187,16 +187,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--also", type=int, nargs="+", default=(), metavar="N", help="sizes for a plot"
     )
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help="programs with TEXT in the title"
+        "--only", nargs="+", default=[""], metavar="TEXT", help="programs with TEXT in the title"
     )
     add_option(parser)
     options = parser.parse_args(arguments)
     small, large = options.sizes
     sizes = [small, large, *options.also]
-    suite = [p for p in SUITE if options.only in p.title]
-    steps_of_networks = [p for p in whole.PROGRAMS if options.only in p.title]
+    suite, steps_of_networks = (
+        [p for p in programs if any(text in p.title for text in options.only)]
+        for programs in (SUITE, whole.PROGRAMS)
+    )
     if not suite and not steps_of_networks:
-        parser.error(f"no program has {options.only!r} in its title")
+        parser.error(f"no program has {' or '.join(map(repr, options.only))} in its title")
 
     console = Console()
     console.width = max(console.width, WIDTH)
