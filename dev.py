@@ -5,7 +5,8 @@
     python3 dev.py test            run the quick tests, in parallel: five minutes on two cores
     python3 dev.py test --all      run all tests: half an hour
     python3 dev.py test -k scan    other arguments go to pytest, which then gets nothing but them
-    python3 dev.py coverage        run all tests, and list lines and branches that none of them runs
+    python3 dev.py coverage        run all tests, and list lines that none of them runs
+    python3 dev.py coverage --branches    and branches, for twice the time
     python3 dev.py libraries       run programs of Equinox, Flax, diffrax ... over refs
     python3 dev.py lint            check style, formatting and types
     python3 dev.py docs            build the documentation into build/site
@@ -76,6 +77,8 @@ def main():
         args = [*PARALLEL, "--quick"]
     elif (options.command, args) in (("test", ["--all"]), ("coverage", []), ("libraries", [])):
         args = PARALLEL
+    elif (options.command, args) == ("coverage", ["--branches"]):
+        args = [*PARALLEL, "--cov-branch"]
     elif options.command == "docs" and "--serve" in args:
         runs, args = [SERVE], [arg for arg in args if arg != "--serve"]
     python = environment(options.venv.absolute(), extras)

@@ -37,7 +37,7 @@ settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if "CI" in os.environ else "dev")
 )
 
-FEW = 3  # with --quick: how many of a test's parameter sets
+FEW = 2  # with --quick: how many of a test's parameter sets
 # Files that begin first, so that no worker is left with minutes of one test at the end.
 LONG = [
     "tests/test_figures.py",

@@ -54,6 +54,7 @@ def test_the_transformer_learns_in_memory_that_depth_does_not_change(reversible,
     assert "the budget is 8.0 MiB" in shown
 
 
+@pytest.mark.slow
 def test_the_orbit_is_flown_back(reversible, console):
     result, shown = run(reversible, "orbit", console)
     for name, sizes in result.memory.ways.items():
@@ -78,6 +79,7 @@ def test_the_orbits_reference(reversible):
     assert np.abs(orbit.differences(20_000, period + 1)).max() > 0.1 * late
 
 
+@pytest.mark.slow
 def test_the_gradient_by_the_learning_rates(reversible, console):
     result, shown = run(reversible, "hyperparameters", console)
     tape, inexact, exact = result.gradients
@@ -116,6 +118,7 @@ def program(*command):
     )
 
 
+@pytest.mark.slow
 def test_it_refuses_parts():
     done = program(PROGRAM, "orbit", "nonsense")
     assert done.returncode == 2
@@ -124,6 +127,7 @@ def test_it_refuses_parts():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["sklearn.datasets", "rich.console"])
 def test_it_names_the_extra(missing):
     hidden = (

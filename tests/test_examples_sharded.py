@@ -39,6 +39,7 @@ def run(*command):
     )
 
 
+@pytest.mark.slow
 def test_it_learns_in_place_and_resumes(tmp_path):
     small = ["--steps", "60", "--again", "5", "--width", "64", "--depth", "1", "--seed", "3"]
     done = run(PROGRAM, *small, "--checkpoint", str(tmp_path))
@@ -118,6 +119,7 @@ def test_no_paragraph_is_trained_on_and_validated(model):
     assert not {*train} & {*valid}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -134,6 +136,7 @@ def test_it_refuses_settings(flags, message):
     assert done.stderr.endswith(f"error: {message}\n")
 
 
+@pytest.mark.slow
 def test_it_names_the_package_that_is_missing():
     hidden = (
         "import runpy, sys; sys.modules['orbax.checkpoint'] = None; runpy.run_path(sys.argv[1])"

@@ -235,6 +235,7 @@ def test_for_another_platform():
     assert "tf.aliasing_output" in e.mlir_module()
 
 
+@pytest.mark.slow
 def test_in_a_fresh_process_on_eight_devices(tmp_path):
     assert "exported" in run_with_devices(8, "-m", "tests.test_export", "make", str(tmp_path))
     assert "called" in run_with_devices(8, "-m", "tests.test_export", "call", str(tmp_path))

@@ -7,7 +7,6 @@ import pytest
 from tests.processes import PYTEST, run_with_devices
 
 QUICK = {
-    4: ["tests/reversible/test_shard_map.py"],
     8: [
         "tests/handles/test_host_memory.py",
         "tests/handles/test_placement.py",
@@ -29,6 +28,7 @@ SLOW = {
         ),
         "tests/jit/test_disable_jit.py",
         "tests/jit/test_shardings.py",
+        "tests/reversible/test_shard_map.py",
         "tests/test_explicit_mesh.py",
         *(
             f"tests/test_random.py::{name}"

@@ -85,6 +85,7 @@ def test_effects_keep_their_order():
     assert seen == [(0, 0.0), (1, 1.0), (2, 5.0)]
 
 
+@pytest.mark.slow
 def test_many_refs_that_wait_for_one_another():
     n = 60
 
