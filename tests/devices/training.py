@@ -207,6 +207,7 @@ def callback_fails(where, agrees):
         error, notes = f"{type(e).__name__}: {e}", e.__notes__
     seen = [np.asarray(s.data).tolist() for s in r.addressable_shards]
     tell(error=error, notes=notes, r=seen, total=float(total[...].addressable_data(0)))
+    jax.distributed.shutdown()  # waits for the other: JAX ends those whose leader has gone
     os._exit(0)
 
 
