@@ -36,7 +36,6 @@ def make(kind):
     import jax.numpy as jnp
     import numpy as np
     from jax import NamedSharding, P
-    from sklearn.datasets import load_digits
 
     import refs
 
@@ -52,8 +51,10 @@ def make(kind):
     place = {"dp": whole, "fsdp": split}[kind]
     places = {"params": place, "m": place, "v": place, "count": None}
     state = refs.tree.new_ref(tree, sharding=places, name="state")
-    data = load_digits()
-    images, labels = (data.data / 16).astype(np.float32), data.target.astype(np.int32)
+    labels = random.integers(0, 10, 1800).astype(np.int32)
+    images = (random.uniform(0, 1, (10, 64))[labels] + random.normal(0, 0.3, (1800, 64))).astype(
+        np.float32
+    )
 
     def loss(params, x, y):
         logits = jax.nn.relu(x @ params["w"][...]) @ params["v"][...]
