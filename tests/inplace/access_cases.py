@@ -10,7 +10,6 @@ import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode as Mode
 
-from refs import _jax
 from tests.inplace.primitive_cases import INDEX_TYPES, MODES, group, indices, values
 
 # --- Scatters ---
@@ -216,9 +215,7 @@ OLD_EMITTERS = "xla_cpu_use_fusion_emitters=false" in os.environ.get("XLA_FLAGS"
 @group
 def slices():
     for dtype, n in INDEX_TYPES:
-        # A known limit: jaxlib before 0.11.2 has places of 8 bits wrong, or crashes, where a slice
-        # is no part of a kernel; the pass takes it out of one.
-        if (OLD_EMITTERS or _jax.xla_merges_slices) and np.iinfo(dtype).bits < 32:
+        if OLD_EMITTERS and np.iinfo(dtype).bits < 32:
             continue
         start = indices(dtype, n)
 
