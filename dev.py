@@ -113,7 +113,8 @@ def environment(venv, extras):
         names = ", ".join(wanted)
         say(f"installing refs and what it needs for {names}; the first time takes a minute or two")
         target = f"{ROOT}[{','.join(wanted)}]"
-        if call([python, "-m", "pip", "install", "-q", "-e", target]):
+        # Python compiles what it imports, a small part of what is installed.
+        if call([python, "-m", "pip", "install", "-q", "--no-compile", "-e", target]):
             fail(f"pip failed; see above. If nothing else helps, delete {venv} and try again.")
         stamp.write_text(json.dumps({"project": project, "extras": wanted}))
     return python

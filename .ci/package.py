@@ -104,7 +104,7 @@ def try_out(wheel, folder):
     environment = folder / "environment"
     run(sys.executable, "-m", "venv", environment)
     python = environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", wheel)
+    run(python, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check", wheel)
     # Isolated, in a folder without the checkout: what is imported is what was installed.
     run(python, "-I", "-c", PROGRAM, cwd=folder)
     run(python, "-I", "-c", "import refs; refs.__version__", cwd=folder)

@@ -17,8 +17,8 @@ class Benchmark:
       script: its command, in `benchmarks/`.
       measures: folders and files of the repository. Figures are stale once one of them has changed.
       full: the arguments for figures to be shown, if they aren't the script's own defaults.
-      quick: those for the smallest run, whose figures mean nothing. Of the programs some are enough:
-        `tests/test_benchmark_programs.py` has each.
+      quick: those for the smallest run, whose figures mean nothing. It has few of the programs:
+        `tests/test_benchmark_programs.py` runs each.
       needs_gpu: whether other figures than these are only measured on a GPU.
     """
 
