@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -32,7 +33,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = Path(__file__).with_suffix(".txt")
 
 # A tier's Hypothesis profile and pytest's arguments: those of `dev.py test` and its `--all`.
-TIERS = {"quick": ("small", ["-n", "2", "--quick"]), "all": ("ci", ["-n", "2"])}
+PARALLEL = runpy.run_path(str(ROOT / "dev.py"))["PARALLEL"]
+TIERS = {"quick": ("small", [*PARALLEL, "--quick"]), "all": ("ci", PARALLEL)}
 # They look at the library's text, not at what it does.
 OF_TEXT = ["tests/test_architecture.py", "tests/errors/test_errors.py::test_every_raise_has_a_case"]
 

@@ -107,6 +107,7 @@ def test_what_is_found_of_a_small_project(tmp_path):
         "test_m.py": TESTS,
         "tests/planted_faults.txt": FAULTS_OF_MODULE,
         "tests/planted_faults.py": TABLE.with_suffix(".py").read_text(encoding="utf-8"),
+        "dev.py": (ROOT / "dev.py").read_text(encoding="utf-8"),
     }.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
