@@ -17,7 +17,10 @@ from tests.faults.harness import side_by_side, within_limit
 # --- Readers --------------------------------------------------------------------------------------
 
 
-def test_who_writes_waits_for_who_reads():
+@pytest.mark.parametrize(
+    "exchange_in", [exchange_one, lambda cell, call: exchange([cell], call)], ids=["one", "several"]
+)
+def test_who_writes_waits_for_who_reads(exchange_in):
     cell, reads, order = ["a"], threading.Event(), []
 
     def read():
@@ -30,7 +33,7 @@ def test_who_writes_waits_for_who_reads():
 
     def write():
         reads.wait()
-        patiently(lambda: exchange_one(cell, lambda held: (["b"], order.append("written"))))
+        patiently(lambda: exchange_in(cell, lambda held: (["b"], order.append("written"))))
 
     side_by_side(read, write)
     assert order == ["a", "written"]

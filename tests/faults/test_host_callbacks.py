@@ -89,11 +89,11 @@ def test_whether_the_old_value_is_kept(keep_old, n, place):
         assert r.unsafe_buffer_pointer() == pointer
 
 
-@pytest.mark.parametrize("keep_old", [None, False, True])
+@pytest.mark.parametrize("keep_old", [False, None, True])  # the first one with `--quick`, too
 @pytest.mark.parametrize("n", [SMALL, LARGE])
 def test_the_second_of_two_raises(n, keep_old):
     """They have different refs: what one holds, the other doesn't know."""
-    a, b, c = ref("a", n), ref("b", n), ref("c", n)
+    a, b, c, host = ref("a", n), ref("b", n), ref("c", n), Switch()
 
     def first(x, y):
         x += 1
@@ -101,7 +101,7 @@ def test_the_second_of_two_raises(n, keep_old):
 
     def second(x, z):
         x += 10
-        raise OnPurpose("here")
+        host()
 
     @refs.jit
     def step():
@@ -110,11 +110,17 @@ def test_the_second_of_two_raises(n, keep_old):
         c[...] += 5
         refs.io_callback(second, None, a, c, keep_old=keep_old)
 
-    with pytest.raises(CallbackError, match="`second`"):
+    are_kept = keep_old or (keep_old is None and n == SMALL)
+    for _ in range(2):  # In the first call there are copies anyway, as JAX's Python code runs it.
+        x, y, z = map(held, (a, b, c))
+        host.error = OnPurpose
+        with pytest.raises(CallbackError, match="`second`"):
+            step()
+        assert held(a) in ((x,) if are_kept else (x, x + 11))
+        assert held(b) == y  # the one that failed couldn't save it
+        assert held(c) in ((z,) if are_kept else (z, z + 10))
+        host.error = None
         step()
-    assert held(a) in ((0,) if keep_old or (keep_old is None and n == SMALL) else (0, 11))
-    assert held(b) == 0  # the one that failed couldn't save it
-    assert held(c) in ((0,) if keep_old or (keep_old is None and n == SMALL) else (0, 10))
 
 
 @pytest.mark.parametrize("n", [SMALL, LARGE])
