@@ -180,6 +180,28 @@ def test_the_same_ref_twice_among_the_xs():
         np.testing.assert_array_equal(first[...], expected)
 
 
+def test_one_row_under_two_names_in_an_inner_function():
+    """A write under one name is seen under the other."""
+    first = refs.new_ref(ROWS)
+
+    @jax.jit
+    def inner(one, two):
+        one[0] += 1
+        two[0] *= 2
+        one[1] = two[0]
+
+    @refs.jit
+    def program(second):
+        lax.scan(lambda c, rows: (inner(*rows), c)[::-1], np.int32(0), (first, second))
+
+    expected = ROWS.copy()
+    for _ in range(2):
+        expected[:, 0] = (expected[:, 0] + 1) * 2
+        expected[:, 1] = expected[:, 0]
+        program(first)
+        np.testing.assert_array_equal(first[...], expected)
+
+
 def test_what_jax_refuses_is_an_error_of_ours():
     r = refs.new_ref(ROWS)
     scan = lambda body, xs: lambda: lax.scan(body, 0, xs)  # noqa: E731

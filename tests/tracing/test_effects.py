@@ -219,6 +219,7 @@ def reversed_twice_after_the_sum(r, x):
 
 
 NOT_ACCUMULATING = [
+    subtracted_from_something,  # the first one is among the quick tests
     reversed_and_not_back,
     reversed_after_the_sum,
     reversed_twice_after_the_sum,
@@ -235,7 +236,6 @@ NOT_ACCUMULATING = [
     written_in_between_by_a_branch,
     read_in_the_added_value,
     integer_array_index,
-    subtracted_from_something,
     multiplied_and_added,
 ]
 

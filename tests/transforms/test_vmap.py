@@ -135,6 +135,18 @@ def test_what_depends_on_the_order_of_lanes_is_refused(body, n):
     assert n[...] == 0
 
 
+def test_what_only_one_branch_sets_may_not_be_read(n):
+    """Even if all lanes take the same one."""
+    flag = refs.new_ref(True)
+
+    def lane(x):
+        lax.cond(flag[...], lambda: n.set(1), lambda: None)
+        return n[...] * x
+
+    with pytest.raises(RefValueError, match=r"use of what other lanes write to ref `n` "):
+        refs.vmap(lane)(X)
+
+
 # --- Lanes that part ---
 
 
@@ -155,6 +167,17 @@ def test_branches(jit, table, counts, n):
     same(counts[...], [0, 0, 20, 0])
     same(table[0], [0, 100, 100])
     assert n[...] == 1
+
+
+def test_branches_in_branches(counts):
+    def lane(x):
+        def inner():
+            counts[x] += 10
+
+        lax.cond(x > 0, lambda: lax.cond(x < 2, inner, lambda: None), lambda: None)
+
+    refs.vmap(lane)(jnp.arange(3))
+    same(counts[...], [0, 10, 0, 0])
 
 
 def test_a_branch_taken_by_all(jit, counts):
@@ -286,3 +309,22 @@ def test_an_error_leaves_everything_as_it_was(table, n):
         refs.vmap(lane)(table)
     assert n[...] == 0
     same(table[...], np.arange(6.0).reshape(2, 3))
+
+
+def test_after_an_error_nothing_is_in_a_lane():
+    """In a lane, what goes to a ref that is shared is first added up, from zero."""
+
+    def lane(x):
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        refs.vmap(lane)(X)
+    total = refs.new_ref(jnp.float32(2**24))  # adding 1 to it changes nothing
+
+    def program(x):
+        total[...] += x
+        total[...] += x
+        return x
+
+    refs.jit(refs.grad(program))(1.0)
+    assert total[...] == 2**24

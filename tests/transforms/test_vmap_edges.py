@@ -90,13 +90,17 @@ def test_more_lanes_than_the_type_counts():
 def test_a_loop_in_a_branch_that_no_lane_takes(n):
     total = refs.new_ref(0)
 
+    def doubled(i):
+        assert i > 0, "the loop runs"
+        return i * 2
+
     def lane(x, n):
         def go():
             def double(i):
                 total[...] += x
-                return i * 2
+                return jax.pure_callback(doubled, i, i, vmap_method="sequential")
 
-            lax.while_loop(lambda i: i < 10, double, n[...])  # from 0 it doesn't end
+            lax.while_loop(lambda i: i < 10, double, n[...])  # from 0 it wouldn't end
 
         lax.cond(n[...] > 0, go, lambda: None)
 
