@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import refs
+from refs._explain.hlo import Module
 from tests.processes import run_with_devices
 
 pytestmark = pytest.mark.as_released
@@ -85,6 +86,40 @@ def test_a_copy_in_each_step(big):
     moves = loop.explain().moves
     assert all(m.why.startswith("two values as large as the ref are needed") for m in moves)
     assert sum(m.times for m in moves) == copies_in(loop)
+
+
+BRANCH_IN_A_LOOP = """\
+HloModule m, entry_computation_layout={(f32[8]{0})->f32[8]{0}}
+
+%nothing (p: f32[8]) -> f32[8] {
+  ROOT %p = f32[8]{0} parameter(0)
+}
+
+%branch (p.1: f32[8]) -> f32[8] {
+  %p.1 = f32[8]{0} parameter(0)
+  ROOT %copy = f32[8]{0} copy(%p.1)
+}
+
+%step (p.2: f32[8]) -> f32[8] {
+  %p.2 = f32[8]{0} parameter(0)
+  %k = s32[] constant(1)
+  ROOT %c = f32[8]{0} conditional(%k, %p.2, %p.2), branch_computations={%nothing, %branch}
+}
+
+%goes_on (p.3: f32[8]) -> pred[] {
+  %p.3 = f32[8]{0} parameter(0)
+  ROOT %true = pred[] constant(true)
+}
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  ROOT %w = f32[8]{0} while(%x), condition=%goes_on, body=%step
+}
+"""
+
+
+def test_a_copy_in_a_branch_in_a_loop():
+    assert [move.in_loop for move in Module.parse(BRANCH_IN_A_LOOP).moves()] == [True]
 
 
 def test_arguments_are_named_by_their_paths():

@@ -24,6 +24,15 @@ def test_cotangents_of_reads_are_added_where_they_belong():
     assert all(e.outvars[0].aval.size < 10 for e in sums)
 
 
+def test_cotangents_with_gaps_between_them():
+    """Of a slice with a stride: they are no block."""
+
+    def loss(x):
+        return (lax.slice(x, (0, 1), (8, 64), (2, 3)) ** 2).sum() + x[3, 5] ** 2
+
+    rewritten(jax.grad(loss), X)
+
+
 def test_what_is_used_twice_is_no_deposit():
     def program(x):
         put = jnp.zeros_like(x).at[2].set(5.0)

@@ -89,6 +89,15 @@ def test_those_between_others_are_gathered():
     assert (counted(new, "mul"), counted(new, "neg"), counted(new, "gather")) == (1, 1, 3)
 
 
+def test_other_parameters_are_another_operation():
+    def run(x):
+        parts = [lax.slice(x, (4 * k,), (4 * k + 4,)) for k in range(20)]
+        powers = [lax.integer_pow(part, 3 + k % 2) for k, part in enumerate(parts)]
+        return lax.concatenate(powers, 0)
+
+    rewritten(run, jnp.arange(80.0))
+
+
 def test_different_numbers_are_one_array():
     def run(x):
         parts = [lax.slice(x, (4 * k,), (4 * k + 4,)) * (k + 0.5) for k in range(30)]

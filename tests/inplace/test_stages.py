@@ -225,6 +225,20 @@ def test_each_branch_has_a_conditional_of_its_own(index):
     rewritten(program, jnp.arange(100.0), jnp.arange(100.0) * 3, jnp.int32(index))
 
 
+def test_two_branches_that_update_have_a_conditional_each():
+    def program(x, k):
+        def first(x):
+            return x.at[k].set(x[k + 1]).at[k + 1].set(1.0)
+
+        def second(x):
+            return x.at[k].add(2.0).at[3].set(x[5])
+
+        return lax.cond(k > 0, first, second, x)
+
+    new = rewritten(program, jnp.arange(100.0), jnp.int32(1))
+    assert primitives(new).count("cond") == 2
+
+
 # --- What a careful reader has found ---
 
 
