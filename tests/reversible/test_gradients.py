@@ -77,6 +77,22 @@ def test_a_ref_given_twice():
     agree(of(refs.reversible(program)), of(program))
 
 
+def test_a_loop_of_no_steps_returns_what_it_is_given():
+    """Each step would overwrite that."""
+
+    def looped(a, b, ws):
+        a[...] += jnp.sin(b[...])
+        first = 0, b[...] ** 2
+        _, y = refs.while_loop(lambda c: c[0] < 0, lambda c: (c[0] + 1, ws[0]), first)
+        return jnp.sum(y * a[...])
+
+    def plain(a, b, ws):
+        a[...] += jnp.sin(b[...])
+        return jnp.sum(b[...] ** 2 * a[...])
+
+    agree(gradients(refs.reversible(looped)), gradients(plain))
+
+
 def test_a_while_loop_has_a_gradient():
     def stepped(a, b, ws):
         def step(k):

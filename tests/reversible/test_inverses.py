@@ -34,6 +34,17 @@ def test_factors_that_are_no_fractions(factor):
         gradients(refs.reversible(program, mode=FIXED))
 
 
+def test_a_product_with_zero():
+    def program(a, b, ws):
+        a[...] += jnp.sin(b[...])
+        b[...] += jnp.sin(a[...])
+        a[...] *= 0.0
+        return end(a, b)
+
+    with pytest.raises(NotReversibleError, match="the old value is lost"):
+        gradients(refs.reversible(program))
+
+
 def test_factors_in_a_loop_of_unknown_length():
     def program(a, b, ws):
         def step(k):

@@ -66,6 +66,14 @@ def test_under_with_lanes(way):
     agree(transform(undone)(WS, LANES), want)
 
 
+def test_cotangents_of_lanes_along_another_axis():
+    def transform(f):
+        return refs.grad(lambda ws, xs: refs.vmap(f, in_axes=(None, 1))(ws, xs).sum(), BOTH)
+
+    undone = transform(loss_of(programs.sums, mode="float"))
+    agree(undone(WS, LANES.T), transform(loss_of(programs.sums))(WS, LANES.T))
+
+
 @pytest.mark.parametrize("way", ["vmap of grad", "grad of vmap", "grad of a nonlinear scan"])
 @pytest.mark.parametrize("mode", MODES[1:], ids=str)
 def test_lanes_in_other_modes(way, mode):
