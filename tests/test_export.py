@@ -11,7 +11,7 @@ from jax import NamedSharding, P, lax
 from jax.sharding import AxisType
 
 import refs
-from refs.errors import RefTypeError
+from refs.errors import RefTypeError, RefValueError
 from refs.testing import assert_in_place
 from tests.placement import addresses
 from tests.processes import run_with_devices
@@ -106,6 +106,17 @@ def test_the_same_ref_twice():
     call = exported(refs.jit(f), r, r)
     call(r, r)
     assert r[...] == 4
+
+
+def test_two_refs_are_not_one():
+    def add(a, b):
+        a[...] += b[...]
+
+    call, r = exported(refs.jit(add), refs.new_ref(X), refs.new_ref(X)), refs.new_ref(X)
+    with pytest.raises(RefValueError, match="other aliases"):
+        call(r, r)
+    call(r, refs.new_ref(X))
+    np.testing.assert_array_equal(r, 2 * X)
 
 
 def test_static_arguments():

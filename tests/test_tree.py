@@ -183,6 +183,10 @@ def test_abstract():
     assert found["w"].sharding is None  # nobody has placed it
     assert found["f"] is jnp.tanh
     assert (found["x"].shape, found["x"].dtype, found["x"].is_ref) == ((3,), jnp.int8, False)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    state["w"] = refs.new_ref(jnp.ones(2), sharding=device)
+    found = refs.tree.abstract({**state, "c": refs.new_ref(0)})
+    assert found["w"].sharding == found["c"].sharding == device  # a counter goes along
 
 
 def test_traced():

@@ -39,6 +39,18 @@ def test_shards_are_copies(split):
     np.testing.assert_array_equal(r.addressable_data(2), [4, 5])
 
 
+def test_where_an_array_lies_anyway():
+    """A ref that is placed there is a copy; and one of an array that somebody has placed stays."""
+    device = jax.devices()[0]
+    x = jax.device_put(X, device)
+    made = [refs.new_ref(x, sharding=device), refs.new_ref(x)]
+    for r in made:
+        add_one(r)
+        np.testing.assert_array_equal(x, X)
+        assert refs.tree.abstract(r).sharding == x.sharding
+    assert refs.tree.abstract(refs.new_ref(X)).sharding is None
+
+
 def test_shards_on_one_device():
     for r in (refs.new_ref(X), refs.pack([X, X])[1]):
         (shard,) = r.addressable_shards

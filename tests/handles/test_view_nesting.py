@@ -225,6 +225,14 @@ def in_a_loop(program):
 WAYS = [lambda program: program(), lambda program: refs.jit(program)(), in_a_loop]
 
 
+def test_every_other_element_of_a_reversed_view():
+    r = refs.new_ref(jnp.arange(6))
+    part = r.at[::-1].at[1::2]
+    assert part[...].tolist() == [4, 2, 0]
+    part[...] = -1
+    assert r[...].tolist() == [-1, 1, -1, 3, -1, 5]
+
+
 @pytest.mark.parametrize("run", WAYS, ids=["eager", "refs.jit", "loop"])
 @pytest.mark.parametrize(
     "write, want",

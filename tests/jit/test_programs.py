@@ -60,6 +60,21 @@ def test_an_untouched_ref_has_to_be_alive():
 # --- Others ---------------------------------------------------------------------------------------
 
 
+def test_each_context_has_its_own_program():
+    n, seen = refs.new_ref(0), []
+
+    @refs.jit
+    def step():
+        seen.append(jax.config.jax_default_matmul_precision)
+        n[...] += 1
+
+    for precision in ("float32", "highest") * 2:
+        with jax.default_matmul_precision(precision):
+            step()
+    assert seen == ["float32", "highest"]
+    assert n[...] == 4
+
+
 def test_a_cleared_cache_is_empty():
     value, r = [1], refs.new_ref(0.0)
 
@@ -202,7 +217,8 @@ def test_handles_of_jax_and_ours_in_turn():
         r[...] = s[...]
         s[...] += r[...]
 
-    ours, native = refs.new_ref(1.0), jax.new_ref(1.0)
+    # Of one type: that of a number would be weak in the handle of JAX's own.
+    ours, native = refs.new_ref(jnp.float32(1)), jax.new_ref(jnp.float32(1))
     for k in range(1, 4):
         for r in (ours, native):
             assert read(r) == 2 * k

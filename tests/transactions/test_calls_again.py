@@ -188,6 +188,20 @@ def test_of_other_refs(name):
             same([outer[...], c[...]], [2 * (before + 1), 8])
 
 
+def test_of_refs_of_other_shapes():
+    def add_size(r):
+        r[...] += r.size
+        return r.size
+
+    def nothing(r):
+        return 0
+
+    for n in (2, 3, 2):
+        r = refs.new_ref(jnp.zeros(n))
+        assert refs.cond(True, add_size, nothing, r) == n
+        same(r[...], np.full(n, n))
+
+
 def test_settings_are_told_apart():
     r = refs.new_ref(0.0)
 

@@ -86,6 +86,9 @@ def test_a_pullback_is_a_pytree(w):
     _, pullback = refs.vjp(product, w, 3.0)
     apply = jax.jit(lambda pullback, ct: pullback({"out": ct}))
     np.testing.assert_array_equal(apply(pullback, jnp.ones(2))[0], [3, 3])
+    before = jax.tree.structure(pullback)
+    pullback({"out": jnp.ones(2)})
+    assert jax.tree.structure(pullback) == before  # It holds nothing more after a call.
 
 
 def test_inside_a_transformation(w):
