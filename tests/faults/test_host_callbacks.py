@@ -89,7 +89,7 @@ def test_whether_the_old_value_is_kept(keep_old, n, place):
         assert r.unsafe_buffer_pointer() == pointer
 
 
-@pytest.mark.parametrize("keep_old", [False, None, True])  # the first one with `--quick`, too
+@pytest.mark.parametrize("keep_old", [False, None, True])  # the first is among the quick tests
 @pytest.mark.parametrize("n", [SMALL, LARGE])
 def test_the_second_of_two_raises(n, keep_old):
     """They have different refs: what one holds, the other doesn't know."""

@@ -323,7 +323,7 @@ def test_arrays_and_traced_integers_out_of_bounds_are_as_in_jax_numpy(run, metho
 
 @our_ways
 @pytest.mark.parametrize("row", [0, 2, -3])
-@pytest.mark.parametrize("column", [1, 3, -4])
+@pytest.mark.parametrize("column", [3, 1, -4])  # the first is among the quick tests
 def test_one_of_two_traced_integers_out_of_bounds(run, row, column):
     x = jnp.arange(6).reshape(2, 3)
     ref, (i, j) = refs.new_ref(x), jnp.array([row, column])

@@ -219,7 +219,7 @@ def reversed_twice_after_the_sum(r, x):
 
 
 NOT_ACCUMULATING = [
-    subtracted_from_something,  # the first one is among the quick tests
+    subtracted_from_something,  # the first is among the quick tests
     reversed_and_not_back,
     reversed_after_the_sum,
     reversed_twice_after_the_sum,
