@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 from jax._src import api as _api
-from jax._src import api_util, config, core, hijax, source_info_util
+from jax._src import api_util, core, hijax, source_info_util
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 from jax._src.lib import _jax as _jaxlib
@@ -97,9 +97,17 @@ def replace_jaxpr(params: dict[str, Any], new: ClosedJaxpr, more_outputs: int) -
 
 
 def raise_about_nan(error: Any, jaxprs: Sequence[ClosedJaxpr], args: Sequence[Value]) -> NoReturn:
-    """Raises JAX's public error for a NaN in what a call of one of these jaxprs gives."""
-    for jaxpr in jaxprs:
-        eval_jaxpr(jaxpr, jaxpr.consts, args)  # Names the operation in it.
+    """Raises JAX's public error for a NaN in what a call of one of these jaxprs gives.
+
+    It names the operation: the jaxprs are evaluated once more, each equation by itself.
+    """
+    for closed in jaxprs:
+        jaxpr = closed.jaxpr
+        values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *args), strict=True))
+        for eqn in jaxpr.eqns:
+            given = [x.val if isinstance(x, core.Literal) else values[x] for x in eqn.invars]
+            with source_of(eqn), eqn.ctx.manager:
+                values.update(zip(eqn.outvars, bind_eqn(eqn, given), strict=True))
     raise FloatingPointError(f"invalid value ({error.ty}) encountered in {error.name}") from None
 
 
@@ -119,18 +127,10 @@ def bind(primitive: Primitive, args: Sequence[Value], params: dict[str, Any]) ->
 
 def eval_jaxpr(closed: ClosedJaxpr, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
     """Evaluates a jaxpr as it is, with `consts` in place of its own constants."""
-    jaxpr = closed.jaxpr
-    if not (config.debug_nans.value or config.debug_infs.value):
-        return core.eval_jaxpr(jaxpr, consts, *args)
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
-
-    def read(atom: Atom) -> Value:
-        return atom.val if isinstance(atom, core.Literal) else values[atom]
-
-    for eqn in jaxpr.eqns:
-        with source_of(eqn), eqn.ctx.manager:
-            values.update(zip(eqn.outvars, bind_eqn(eqn, [*map(read, eqn.invars)]), strict=True))
-    return [*map(read, jaxpr.outvars)]
+    try:
+        return core.eval_jaxpr(closed.jaxpr, consts, *args)
+    except NaNFound as error:
+        raise_about_nan(error, [closed.replace(consts=[*consts])], args)
 
 
 def source_of(eqn: Eqn) -> AbstractContextManager[None]:
