@@ -275,3 +275,17 @@ def test_a_ref_on_one_device_of_what_is_on_an_explicit_mesh():
     r[0] = 5.0
     np.testing.assert_array_equal(r, [5, 1, 2, 3])
     np.testing.assert_array_equal(x, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "jacrev", "vmap"])
+def test_a_write_where_no_mesh_is_set(name):
+    mesh = jax.make_mesh((N,), ("x",), (AxisType.Explicit,))
+    count = refs.new_ref(jnp.int32(0), sharding=NamedSharding(mesh, P()))
+
+    def f(x):
+        count[...] = 3
+        return x * 2
+
+    getattr(refs, name)(f)(jnp.ones(2))
+    assert count[...] == 3
+    assert partitions(count) == ()

@@ -390,17 +390,3 @@ def test_pointers_stay(split):
     for _ in range(100):
         step(state, count)
     assert pointers() == first
-
-
-@several
-@pytest.mark.parametrize("name", ["checkpoint", "jacrev", "vmap"])
-def test_a_write_outside_of_its_mesh(name, whole):
-    count = refs.new_ref(jnp.int32(0), sharding=whole)
-
-    def f(x):
-        count[...] = 3
-        return x * 2
-
-    getattr(refs, name)(f)(jnp.ones(2))
-    assert count[...] == 3
-    assert count.sharding == whole
