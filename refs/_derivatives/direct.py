@@ -87,6 +87,8 @@ class _AtTopLevel(OpByOp):
         self._buffers: dict[int, Buffer] = {}  # by the id of a ref: its buffer when it was read
 
     def read(self, ref: RefLike) -> Value:
+        if isinstance(ref, _jax.Tracer):
+            return super().read(ref)  # raises, as the function that it belongs to has ended
         buffer = value = None
         while buffer is None or buffer_of(ref) is not buffer:  # Another thread may write.
             buffer, value = buffer_of(ref), super().read(ref)

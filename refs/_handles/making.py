@@ -212,7 +212,12 @@ def strong_type(aval: Aval, origin: Origin) -> RefType:
 
 
 def as_array(x: Value) -> Value:
-    """What a ref is to hold, as a strongly typed array. Raises a RefTypeError if it is none."""
+    """What a ref is to hold, as a strongly typed array.
+
+    Raises:
+      RefTypeError: if it is none.
+      RefValueError: if it has an integer that JAX's dtype for it doesn't hold.
+    """
     if getattr(x, "dtype", None) == jax.dtypes.float0:
         raise RefTypeError(
             "new_ref of an array of dtype float0, which holds no numbers: it stands for a "
@@ -224,8 +229,17 @@ def as_array(x: Value) -> Value:
         leaves = jax.tree.leaves(x)
         if any(isinstance(leaf, _jax.NativeRef) for leaf in leaves) or isinstance(x, _jax.Tracer):
             raise TypeError
-        return x if isinstance(x, np.ndarray | np.generic) else _jax.strong(x)
+        if not isinstance(x, np.ndarray | np.generic):
+            return _jax.strong(x)
+        jnp.result_type(x)
+        return x
+    except OverflowError as error:
+        raise RefValueError(f"new_ref: {error}: give an array of a dtype that holds it") from None
     except (TypeError, ValueError):
+        if isinstance(x, np.ndarray | np.generic):
+            raise RefTypeError(
+                f"new_ref of an array of dtype {x.dtype}, of which JAX has no arrays"
+            ) from None
         kind = type(getattr(x, "aval", x)).__name__
         raise RefTypeError(
             f"new_ref of a {kind}: a ref holds one array. Make a tree of refs with "

@@ -179,6 +179,12 @@ def _bound(entry: Any, axis: int, n: int, bounds: Bounds) -> Reversed | Span | V
         if not is_static(entry.size):
             raise RefTypeError("the size in jax.ds(start, size) must be a Python integer")
         size, start, step = int(entry.size), entry.start, entry.stride
+        if size < 0:
+            raise RefValueError("the size in jax.ds(start, size) must not be negative")
+        if isinstance(start, (float, complex, *_ARRAYS)) and (
+            np.ndim(start) or not jnp.issubdtype(jnp.result_type(start), jnp.integer)
+        ):
+            raise RefTypeError("the start in jax.ds(start, size) must be an integer without axes")
         if not is_static(step) or step < 1:
             raise RefValueError(
                 "the stride in jax.ds(start, size, stride) must be a Python integer, at least 1"

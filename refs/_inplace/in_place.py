@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -60,17 +60,22 @@ def in_place(fun: Callable[P, R]) -> Callable[P, R]:
 def call_in_place(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`fun(*args, **kwargs)`, compiled in place."""
     leaves, tree = jax.tree.flatten((args, kwargs))
+    _check_no_refs(leaves)
 
     def flat(*leaves: Any) -> Any:
         args, kwargs = jax.tree.unflatten(tree, leaves)
         return fun(*args, **kwargs)
 
     closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
-    if any(is_ref(x) for x in (*leaves, *closed.consts)):
+    _check_no_refs(closed.consts)
+    if touch_analysis.holds_refs(closed):  # refs that `fun` makes
+        closed = discharge(closed)
+    return jax.tree.unflatten(jax.tree.structure(shapes), run_in_place(closed, leaves))
+
+
+def _check_no_refs(values: Iterable[Any]) -> None:
+    if any(map(is_ref, values)):
         raise RefTypeError(
             "in_place of a function over refs: it takes functions of arrays. `refs.jit` compiles "
             "in place by itself"
         )
-    if touch_analysis.holds_refs(closed):  # refs that `fun` makes
-        closed = discharge(closed)
-    return jax.tree.unflatten(jax.tree.structure(shapes), run_in_place(closed, leaves))

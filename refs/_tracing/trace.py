@@ -313,8 +313,8 @@ _ADVICE: dict[str | None, tuple[type[Exception], str]] = {
     "a ref taken twice": (
         RefEscapeError,
         "{said}\n\nJAX's own functions take each ref once, either as an argument or closed over: "
-        "close over the ref, or use `refs.jit`, which takes it any number of times. A loop over "
-        "the rows of a ref that it uses besides can run over indices, and read `ref[i]`",
+        "close over the ref, or use `refs.jit` or `refs.checkpoint`, which take it often. A loop "
+        "over the rows of a ref that it uses besides can run over indices, and read `ref[i]`",
     ),
     "a mapped branch": (
         RefValueError,

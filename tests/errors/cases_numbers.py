@@ -239,3 +239,13 @@ def packed_ref_that_becomes_nan(r, i):
     _, infinite = refs.pack([X, np.float32(math.inf)], name="p")
     with jax.debug_nans(True):
         infinite.at[()].multiply(0)
+
+
+@raises(FloatingPointError, "invalid value (nan) encountered in jit(unknown)")
+def nan_that_no_operation_of_a_compiled_function_makes(r, i):
+    @jax.jit
+    def unknown(x):
+        return math.nan
+
+    with jax.debug_nans(True):
+        refs.jit(lambda r: refs.addupdate(r, ..., unknown(1.0)))(r)

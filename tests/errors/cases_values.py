@@ -75,6 +75,55 @@ def number_that_no_float_holds(r, i):
 
 @raises(
     errors.RefValueError,
+    "new_ref: Python integer 1099511627776 out of bounds for int32: give an array of a dtype that "
+    "holds it",
+)
+def ref_of_a_list_of_large_numbers(r, i):
+    refs.new_ref([2**40])
+
+
+@raises(errors.RefTypeError, "new_ref of an array of dtype object, of which JAX has no arrays")
+def ref_of_an_array_of_objects(r, i):
+    refs.new_ref(np.array([None]))
+
+
+@raises(
+    errors.RefTypeError,
+    "get of ref `r` (created at FILE:N): the start in jax.ds(start, size) must be an integer "
+    "without axes",
+)
+def block_from_a_float(r, i):
+    r[jax.ds(1.5, 2)]
+
+
+@raises(
+    errors.RefTypeError,
+    "get of ref `r` (created at FILE:N): the start in jax.ds(start, size) must be an integer "
+    "without axes",
+)
+def block_from_several_places(r, i):
+    refs.jit(lambda: r[jax.ds(np.array([1]), 2)])()
+
+
+@raises(
+    errors.RefValueError,
+    "get of ref `r` (created at FILE:N): the size in jax.ds(start, size) must not be negative",
+)
+def block_of_a_negative_size(r, i):
+    r[jax.ds(0, -1)]
+
+
+@raises(
+    errors.RefTypeError,
+    "in_place of a function over refs: it takes functions of arrays. `refs.jit` compiles in place "
+    "by itself",
+)
+def in_place_of_a_ref_that_is_returned(r, i):
+    refs.in_place(lambda x: x)(r)
+
+
+@raises(
+    errors.RefValueError,
     "set of ref `i` (created at FILE:N): Python integer 1099511627776 out of bounds for int32: "
     "give an array of a dtype that holds it",
 )

@@ -19,6 +19,7 @@ from tests.errors import (
     cases_callbacks,
     cases_custom_rules,
     cases_derivatives,
+    cases_escapes,
     cases_export,
     cases_lanes,
     cases_life,
@@ -40,6 +41,7 @@ from tests.errors.case import CASES, X
 MODULES = (
     cases_values,
     cases_views,
+    cases_escapes,
     cases_life,
     cases_members,
     cases_numbers,
