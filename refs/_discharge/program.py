@@ -45,9 +45,6 @@ class Program(NamedTuple):
         hidden = [ref for ref, _ in touches(jaxpr).hidden]
         mentioned = [*consts, *hidden]
         refs, places = unique([one_name(ref) for ref in mentioned])
-        for ref in refs:
-            if isinstance(ref, _jax.Tracer):  # At top level: that of a function that has ended.
-                access.check_ref(ref, "use")
         position = {id(ref): k for k, ref in enumerate(refs)}
         position |= {id(ref): k for ref, k in zip(mentioned, places, strict=True)}
         const_refs = tuple(position[id(c)] if is_ref(c) else None for c in jaxpr.consts)

@@ -85,6 +85,9 @@ class Transaction:
         # cotangent. They may accumulate into any other, which lanes share, if its value isn't read.
         held_outside = Touch.NONE if is_differentiated and held == Touch.READ else held
         self.program = Program.of(traced.jaxpr, is_differentiated)
+        for ref in self.program.refs:
+            if isinstance(ref, _jax.Tracer):  # At top level: that of a function that has ended.
+                access.check_ref(ref, "use")
         self.links = links_of(arguments, self.program.refs)
         self._n_arguments = len(arguments)
         same = {i: k for i, k in enumerate(self.links) if k is not None}
