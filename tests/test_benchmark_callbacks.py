@@ -14,6 +14,8 @@ with pytest.MonkeyPatch.context() as patch:
     callbacks = importlib.import_module("callbacks")
     ways = importlib.import_module("callbacks_ways")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("n", [1, 8, 1000])
 @pytest.mark.parametrize("title", ways.PROGRAMS)
@@ -46,7 +48,6 @@ def test_a_callback_in_other_memory_is_noticed():
     assert ways.pointers(elsewhere, ways.one_element(8), 8) == (False, False)
 
 
-@pytest.mark.slow
 def test_the_tables(capsys):
     callbacks.main(["--sizes", "4", "4096", "--rounds", "3", "--quick"])
     printed = capsys.readouterr().out
@@ -57,7 +58,6 @@ def test_the_tables(capsys):
     assert "peak memory" not in printed
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_a_copy_shows_in_the_peak():
     n = 2**24

@@ -22,6 +22,7 @@ with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(PROGRAMS_FOLDER)
     run = importlib.import_module("run")
 Timing = run.Timing
+pytestmark = pytest.mark.slow
 PROGRAMS = {program.title: program for program in run.SUITE}
 
 
@@ -96,7 +97,6 @@ def test_turns_are_spread_and_the_median_is_taken():
 QUICKLY = ["--sizes", "1024", "2048", "--steps", "8", "--rounds", "1"]
 
 
-@pytest.mark.slow
 def test_the_table_of_one_program(capsys, tmp_path):
     run.main([*QUICKLY, "--only", "union", "--results", str(tmp_path)])
     printed = capsys.readouterr().out
@@ -110,7 +110,6 @@ def test_the_table_of_one_program(capsys, tmp_path):
         assert list(row) == ["refs", "jax.Ref", "by hand", "refs.in_place", "bound"]
 
 
-@pytest.mark.slow
 def test_the_table_of_whole_buffers(capsys):
     for program in run.whole.PROGRAMS:  # Each is held against the one by hand.
         run.main([*QUICKLY, "--only", program.title])

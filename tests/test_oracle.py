@@ -323,6 +323,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_wrong_oracle_would_be_noticed(mutant, drawn, monkeypatch):
     right = [ways.by_definition(program) for program in drawn]

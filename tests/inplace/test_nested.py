@@ -56,3 +56,16 @@ def test_slices_of_slices(name):
         with jax.disable_jit():
             want = fun(X, jnp.int32(i), jnp.int32(k))
         np.testing.assert_array_equal(got[0], want)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int32])
+def test_short_places_are_widened(dtype):
+    def move(x, i):
+        return lax.dynamic_update_slice(x, lax.dynamic_slice(x, (i,), (3,)) + 1, (i,))
+
+    closed = jax.make_jaxpr(move)(X, dtype(7))
+    kept = keep_slices_apart(closed.jaxpr)
+    slices = [e for e in kept.eqns if e.primitive.name.startswith("dynamic_")]
+    assert [e.invars[-1].aval.dtype for e in slices] == [np.int32] * 2
+    [got] = jax.core.eval_jaxpr(kept, closed.consts, X, dtype(7))
+    np.testing.assert_array_equal(got, move(X, 7))
