@@ -223,23 +223,24 @@ def as_array(x: Value) -> Value:
             "new_ref of an array of dtype float0, which holds no numbers: it stands for a "
             "derivative that there is none of. Make a ref of zeros, `jnp.zeros(x.shape)`"
         )
+    if isinstance(x, np.ndarray | np.generic):
+        try:
+            jnp.result_type(x)
+        except (TypeError, ValueError):
+            raise RefTypeError(
+                f"new_ref of an array of dtype {x.dtype}, of which JAX has no arrays"
+            ) from None
+        return x
     if isinstance(x, jax.Array) and hasattr(x, "dtype"):  # Values of a user's type have none.
         return _jax.strong(x)
     try:
         leaves = jax.tree.leaves(x)
         if any(isinstance(leaf, _jax.NativeRef) for leaf in leaves) or isinstance(x, _jax.Tracer):
             raise TypeError
-        if not isinstance(x, np.ndarray | np.generic):
-            return _jax.strong(x)
-        jnp.result_type(x)
-        return x
+        return _jax.strong(x)
     except OverflowError as error:
         raise RefValueError(f"new_ref: {error}: give an array of a dtype that holds it") from None
     except (TypeError, ValueError):
-        if isinstance(x, np.ndarray | np.generic):
-            raise RefTypeError(
-                f"new_ref of an array of dtype {x.dtype}, of which JAX has no arrays"
-            ) from None
         kind = type(getattr(x, "aval", x)).__name__
         raise RefTypeError(
             f"new_ref of a {kind}: a ref holds one array. Make a tree of refs with "

@@ -14,60 +14,44 @@ def local():
     return refs.new_ref(X, name="local")
 
 
-@raises(
-    errors.RefEscapeError,
-    "set of ref `local` (created at FILE:N) outside the traced function that it belongs to:"
-    " there it stands for a value that isn't known yet. Return its value, `ref[...]`, or "
-    "return the ref itself from `refs.jit`",
-)
+def outlived(use):
+    return raises(
+        errors.RefEscapeError,
+        f"{use} (created at FILE:N) outside the traced function that it belongs to: there it "
+        "stands for a value that isn't known yet. Return its value, `ref[...]`, or return the ref "
+        "itself from `refs.jit`",
+    )
+
+
+@outlived("set of ref `local`")
 def traced_ref_that_outlived_its_trace(r, i):
     kept = []
     refs.jit(lambda: kept.append(local()))()
     kept[0][0] = 1
 
 
-@raises(
-    errors.RefEscapeError,
-    "call of ref `r` (created at FILE:N) outside the traced function that it belongs to: "
-    "there it stands for a value that isn't known yet. Return its value, `ref[...]`, or "
-    "return the ref itself from `refs.jit`",
-)
+@outlived("call of ref `r`")
 def traced_argument_that_outlived_its_trace(r, i):
     kept = []
     refs.jit(kept.append)(r)
     refs.jit(lambda q: q[0])(kept[0])
 
 
-@raises(
-    errors.RefEscapeError,
-    "use of ref `r` (created at FILE:N) outside the traced function that it belongs to: "
-    "there it stands for a value that isn't known yet. Return its value, `ref[...]`, or "
-    "return the ref itself from `refs.jit`",
-)
+@outlived("use of ref `r`")
 def traced_argument_used_in_another_trace(r, i):
     kept = []
     refs.jit(kept.append)(r)
     refs.jit(lambda: kept[0][0])()
 
 
-@raises(
-    errors.RefEscapeError,
-    "get of ref `r` (created at FILE:N) outside the traced function that it belongs to: "
-    "there it stands for a value that isn't known yet. Return its value, `ref[...]`, or "
-    "return the ref itself from `refs.jit`",
-)
+@outlived("get of ref `r`")
 def traced_argument_used_in_a_derivative(r, i):
     kept = []
     refs.jit(kept.append)(r)
     refs.grad(lambda x: kept[0][0] * x)(1.0)
 
 
-@raises(
-    errors.RefEscapeError,
-    "use of ref `r` (created at FILE:N) outside the traced function that it belongs to: "
-    "there it stands for a value that isn't known yet. Return its value, `ref[...]`, or "
-    "return the ref itself from `refs.jit`",
-)
+@outlived("use of ref `r`")
 def traced_argument_used_in_lanes(r, i):
     kept = []
     refs.jit(kept.append)(r)
