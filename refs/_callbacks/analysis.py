@@ -7,27 +7,25 @@ callbacks are given needs no copy: whichever callback fails, the ref's value is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
 from refs import _jax
 from refs._callbacks.primitives import host_callback_p, ref_callback_p
 from refs._callbacks.spec import CallbackSpec, keeps_old
-from refs._tracing.facts import can_fail, can_fail_itself, inner_calls
+from refs._tracing.facts import can_fail, can_fail_itself
 from refs._types import ClosedJaxpr, RefLike
 
 
-def uncopied(closed: ClosedJaxpr, refs: dict[Any, RefLike]) -> set[Any]:
-    """The keys of the refs that a call of the jaxpr keeps no copies of.
+def uncopied(closed: ClosedJaxpr, refs: dict[int, RefLike]) -> set[int]:
+    """The numbers of the refs that a call of a pure jaxpr keeps no copies of.
 
     Args:
       closed: a jaxpr that can fail.
-      refs: the refs that it writes, by input variable or, for closed-over ones, by id.
+      refs: the refs that it writes, by the numbers that its callbacks know them by (see `Plan`).
     """
     held = _held_by_all(closed)
-    found = {key for key in refs if held is not None and key in held}
+    found = {n for n in refs if held is not None and n in held}
     flags = {spec.keeps_old for spec in _specs(closed)}
     flag = True if True in flags else False if False in flags else None
-    n_bytes = sum(refs[key].size * refs[key].dtype.itemsize for key in found)
+    n_bytes = sum(refs[n].size * refs[n].dtype.itemsize for n in found)
     return set() if keeps_old(flag, n_bytes) else found
 
 
@@ -36,36 +34,24 @@ def calls_host(closed: ClosedJaxpr) -> bool:
     return _jax.any_equation(closed, lambda e: e.primitive in (ref_callback_p, host_callback_p))
 
 
-def _held_by_all(closed: ClosedJaxpr) -> set[Any] | None:
-    """The refs that every equation which can fail is given; None if no equation can fail.
-
-    They are variables, and ids of closed-over refs. A ref under another of its names isn't found,
-    and is copied then.
-    """
-    jaxpr, result = closed.jaxpr, None
-    ids = {v: id(c) for v, c in zip(jaxpr.constvars, closed.consts, strict=True)}
-    for eqn in jaxpr.eqns:
-        found: set[Any] | None = None
-        if eqn.primitive is ref_callback_p:
-            found = set(eqn.invars[: len(eqn.params["spec"].origins)])
-        elif eqn.primitive is not _jax.shard_map_p and (calls := list(inner_calls(eqn))):
-            for called, operands in calls:
-                inner = _held_by_all(called)
-                if inner is not None:
-                    names = dict(zip(called.jaxpr.invars, operands, strict=True))
-                    outer = {names.get(key, key) for key in inner}
-                    found = outer if found is None else found & outer
-        elif can_fail_itself(eqn.primitive) or any(map(can_fail, _jax.jaxprs_in(eqn.params))):
+def _held_by_all(closed: ClosedJaxpr) -> set[int] | None:
+    """The numbers of refs that every equation which can fail is given; None if none can fail."""
+    result: set[int] | None = None
+    for eqn in closed.jaxpr.eqns:
+        found: set[int] | None = None
+        if eqn.primitive is host_callback_p:
+            found = {n for n in eqn.params["plan"].numbers if n is not None}
+        elif (inner := _jax.jaxprs_in(eqn.params)) and eqn.primitive is not _jax.shard_map_p:
+            of_inner = [held for held in map(_held_by_all, inner) if held is not None]
+            found = set.intersection(*of_inner) if of_inner else None
+        elif can_fail_itself(eqn.primitive) or any(map(can_fail, inner)):
             found = set()
         if found is not None:
-            found = {ids.get(key, key) for key in found}
             result = found if result is None else result & found
     return result
 
 
 def _specs(closed: ClosedJaxpr) -> Iterator[CallbackSpec]:
-    for eqn in closed.jaxpr.eqns:
-        if eqn.primitive is ref_callback_p:
-            yield eqn.params["spec"]
-        for inner in _jax.jaxprs_in(eqn.params):
-            yield from _specs(inner)
+    for eqn in _jax.all_equations(closed):
+        if eqn.primitive is host_callback_p:
+            yield eqn.params["plan"].spec

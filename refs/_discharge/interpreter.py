@@ -49,7 +49,9 @@ class Context:
         differentiated: bool = False,
         lanes: Lanes | None = None,
         held: Touch = Touch.NONE,
+        memo: dict[Any, Any] | None = None,
     ):
+        """`memo`: for `memoised`, if it outlives this interpretation."""
         self.differentiated = differentiated if outer is None else outer.differentiated
         self.keeps_reads = outer is not None and outer.keeps_reads
         self.repeats = outer is not None and outer.repeats
@@ -57,7 +59,8 @@ class Context:
         self.held = held if outer is None else outer.held
         self._frames: list[Frame] = []
         self.cells: dict[int, Cell] = {}
-        self._memo: dict[Any, Any] = {}
+        self._memo: dict[Any, Any] = {} if memo is None else memo
+        self._is_memo_own = memo is None
         self._around, self._inside = around, inside
 
     def eval(self, closed: ClosedJaxpr, args: Sequence[Value]) -> list[Any]:
@@ -98,7 +101,7 @@ class Context:
         if rule is not None:
             return rule(self, eqn, args)
         if self.differentiated:
-            refuse_hidden(eqn)
+            refuse_hidden(eqn.primitive, eqn.params, eqn)
         if self.differentiated or self.lanes is not None:
             eqn = late(jaxpr, k, self.bindings(), self._memo)
         return _jax.bind_eqn(eqn, args)
@@ -113,9 +116,9 @@ class Context:
     def _touches_in_rules(self, eqn: Eqn) -> bool:
         return self.differentiated and any(True for _ in derivative_rules.touched_by_rules(eqn))
 
-    def is_used(self, var: Atom) -> bool:
-        """Whether anything uses `var`, an output of the equation under way."""
-        return var in touch_analysis.used(self._frames[-1].jaxpr)
+    def is_used(self, eqn: Eqn) -> bool:
+        """Whether anything uses the first output of the equation under way."""
+        return eqn.outvars[0] in touch_analysis.used(self._frames[-1].jaxpr)
 
     def cell_of(self, ref: RefLike) -> Cell:
         """The cell of a concrete ref."""
@@ -170,7 +173,7 @@ class Context:
             yield
         finally:
             self._frames.pop()
-            if not self._frames:
+            if not self._frames and self._is_memo_own:
                 # The memo holds tracers, through functions that hold this context.
                 self._memo.clear()
 

@@ -15,23 +15,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
+
+from jax.export import is_symbolic_dim
 
 from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.operation_cache import call, made_of
 from refs._discharge.program import Program
-from refs._discharge.rule_choice import concerns_refs
+from refs._discharge.registry import rule_for
+from refs._discharge.rule_choice import concerns_refs, refuse_hidden
 from refs._discharge.rule_closures import is_open
 from refs._handles import access
 from refs._handles.predicates import is_ref
 from refs._handles.ref_type import RefType
 from refs._origin import Origin, origin_of
+from refs._tracing import touch_analysis
 from refs._tracing.derivative_rules import has_custom_vjp, touched_by_rules
 from refs._tracing.facts import can_fail, can_fail_itself
 from refs._tracing.touch_analysis import Touch
-from refs._tracing.trace import AbstractArgument, ref_type
+from refs._tracing.trace import AbstractArgument, one_name, ref_type
 from refs._types import Atom, Aval, ClosedJaxpr, Primitive, RefLike, Value
 from refs.errors import RefEscapeError
 
@@ -44,6 +48,7 @@ class OpByOp(_jax.Trace):
       outside: the trace around the transformation, to which refs from outside belong.
       is_differentiated: whether `parent` differentiates.
       is_guard: whether a ref from outside may not be touched.
+      is_staged: whether operations are only recorded, so that values aren't known.
       can_fail: whether an operation so far may fail when it runs.
       has_custom_vjp: whether a function so far has a user's backward rule.
       is_over: whether the function has ended, and with it the refs that it has made.
@@ -59,16 +64,19 @@ class OpByOp(_jax.Trace):
         super().__init__()
         self.parent, self.outside = parent, outside
         self.is_differentiated, self.is_guard = is_differentiated, is_guard
+        self.is_staged = is_staged(outside)
         self.requires_low = parent.requires_low
         self.can_fail = self.has_custom_vjp = self.is_over = False
-        self._opened: dict[int, _Opened] = {}
+        self._opened: dict[int, Opened] = {}
+        self._memo: dict[Any, Any] = {}
+        self._is_old_used = True
 
     # -- refs -----------------------------------------------------------------------------------
 
     def open(self, ref: RefLike, value: Value) -> None:
         """Makes the cell of a ref from outside; `value` is the ref's value before the function."""
         cell = Cell(value, origin_of(_jax.typeof(ref)), target=ref)
-        self._opened[id(ref)] = _Opened(ref, cell, value)
+        self._opened[id(ref)] = Opened(ref, cell, value)
 
     def make(self, value: Value, origin: Origin) -> RefTracer:
         """A new ref."""
@@ -80,12 +88,15 @@ class OpByOp(_jax.Trace):
 
     def cell_of(self, ref: RefLike) -> Cell:
         """The cell of a ref, which is made when a ref from outside is touched first."""
+        ref = one_name(ref)
         if self.has_made(ref):
             ref.cell.origin = origin_of(ref.aval)  # The type gets it after JAX has made the ref.
             return ref.cell
         if self.is_guard:
             raise TouchedError(ref)
-        if isinstance(ref, RefTracer) and _jax.trace_of(ref).is_over:
+        if isinstance(ref, RefTracer) and (of := _jax.trace_of(ref)).is_over:
+            if not of.is_differentiated:
+                raise access.escaped(ref, "use")
             raise RefEscapeError(
                 f"use of {access.describe(ref)}, which was made inside a differentiated function, "
                 "when that has ended: a backward rule, which runs later, can't touch it. Use a ref "
@@ -119,27 +130,35 @@ class OpByOp(_jax.Trace):
         """Ends the function. JAX may keep this trace, in rules traced inside; the refs must go."""
         self.is_over = True
         self._opened.clear()
+        self._memo.clear()
 
     # -- the interface of JAX's traces ------------------------------------------------------------
 
     def process_primitive(
         self, primitive: Primitive, operands: Sequence[Value], params: dict[str, Any], /
     ) -> Any:
+        if primitive in _ACCESSES and is_ref(operands[0]):
+            return self._access(primitive, operands, params)
         inner = _jax.jaxprs_in(params)
         self._note(primitive, inner)
-        concerns_us = concerns_refs(primitive, operands, inner)
+        concerns_us = concerns_refs(primitive, operands, inner) or (
+            # JAX's own derivatives leave tracers in jaxprs, where they aren't operands.
+            self.is_staged and any(map(touch_analysis.closes_over_tracers, inner))
+        )
         if not concerns_us and not self._has_rules(inner):
             return self.bind(primitive, operands, params, inner)
         jaxpr = _jax.as_jaxpr(primitive, [_type_of(x) for x in operands], params)
         if not concerns_us and not any(True for _ in touched_by_rules(*jaxpr.eqns)):
             return self.bind(primitive, operands, params, inner)
-        out = self._discharged(jaxpr, operands, made_of(primitive, params))
+        made = None if self.is_staged else made_of(primitive, params)
+        out = self._discharged(jaxpr, operands, made)
         return out if primitive.multiple_results else out[0]
 
     def call(self, closed: ClosedJaxpr, operands: Sequence[Value]) -> list[Any]:
         """The outputs, for values and refs, of a jaxpr that may be evaluated again."""
         self._note(_jax.jit_p, [closed])
-        return self._discharged(closed, operands, made_of(_jax.jit_p, {"jaxpr": closed}))
+        made = None if self.is_staged else made_of(_jax.jit_p, {"jaxpr": closed})
+        return self._discharged(closed, operands, made)
 
     def _note(self, primitive: Primitive, inner: Sequence[ClosedJaxpr]) -> None:
         self.can_fail |= can_fail_itself(primitive) or any(map(can_fail, inner))
@@ -200,17 +219,39 @@ class OpByOp(_jax.Trace):
         inner: Sequence[ClosedJaxpr],
     ) -> Any:
         """Binds a primitive in `parent`. Its operands and `inner`, its jaxprs, have no refs."""
-        with _jax.set_current_trace(self.parent):
-            try:
-                return primitive.bind(*operands, **params)
-            except _jax.NaNFound as error:
-                _jax.raise_about_nan(error, inner, operands)
+        if self.is_differentiated:
+            refuse_hidden(primitive, params)
+        try:
+            with _jax.set_current_trace(self.parent):
+                return self.parent.process_primitive(primitive, operands, params)
+        except _jax.NaNFound as error:
+            _jax.raise_about_nan(error, inner, operands)
 
     def _has_rules(self, inner: Sequence[ClosedJaxpr]) -> bool:
         """Whether derivative rules in these jaxprs may run, and touch a ref."""
         return self.is_differentiated and any(is_open(c.jaxpr) for c in inner)
 
     # -- discharge --------------------------------------------------------------------------------
+
+    @contextmanager
+    def ignoring_old(self) -> Iterator[None]:
+        """A context in which nobody uses the old value that a swap returns."""
+        self._is_old_used = False
+        try:
+            yield
+        finally:
+            self._is_old_used = True
+
+    def _access(
+        self, primitive: Primitive, operands: Sequence[Value], params: dict[str, Any]
+    ) -> Any:
+        """A read, a write or an addition by its rule, without a jaxpr."""
+        cell = self.cell_of(operands[0])
+        with _jax.set_current_trace(self.parent):
+            rest = [_jax.as_array(x) if is_symbolic_dim(x) else x for x in operands[1:]]
+            access = _Access(params, self._is_old_used)
+            out = rule_for(primitive)(_AS_IS, access, [cell, *rest])
+        return out if primitive.multiple_results else out[0]
 
     def _discharged(
         self, jaxpr: ClosedJaxpr, operands: Sequence[Value], made: dict[Any, Any] | None = None
@@ -222,8 +263,10 @@ class OpByOp(_jax.Trace):
         closed_over = [*map(self.cell_of, program.refs)]
         n = len(closed_over)
 
+        memo = self._memo if self.is_staged else None
+
         def context() -> Context:
-            return Context(differentiated=self.is_differentiated, held=held)
+            return Context(differentiated=self.is_differentiated, held=held, memo=memo)
 
         def evaluate(context: Context, given: Sequence[Any]) -> list[Any]:
             # A derivative rule may close over a ref that its function takes as an argument.
@@ -285,20 +328,48 @@ class OpByOp(_jax.Trace):
         return as_given(self._discharged(jaxpr, operands))
 
 
+class _Access(NamedTuple):
+    """An equation as far as the rules of accesses look at it."""
+
+    params: dict[str, Any]
+    is_used: bool
+
+
+class _AsIs(Context):
+    """The context of operations that are run one by one."""
+
+    def is_used(self, eqn: Any) -> bool:
+        return eqn.is_used
+
+
+_AS_IS = _AsIs()
+_ACCESSES = frozenset([_jax.get_p, _jax.swap_p, _jax.addupdate_p])
+
+
 class RefTracer(_jax.Tracer):
-    """A ref that was made in an `OpByOp`."""
+    """A ref that was made in an `OpByOp`, or stands for one that its function is given.
 
-    __slots__ = ("cell",)
+    Attributes:
+      cell: the cell of a ref that was made.
+      given: the ref that it stands for.
+      argument: the name of the argument that it is.
+    """
 
-    def __init__(self, trace: OpByOp, aval: Aval, cell: Cell):
+    __slots__ = ("argument", "cell", "given")
+
+    def __init__(self, trace: OpByOp, aval: Aval, cell: Cell | None, given: RefLike = None):
         super().__init__(trace, aval)
-        self.cell = cell
+        self.cell, self.given, self.argument = cell, given, ""
+
+    def _origin_msg(self) -> str:
+        trace = _jax.trace_of(self).parent
+        return _jax.depends_on(trace, self.argument) if self.given is not None else ""
 
 
 _jax.register_tracer(RefTracer)
 
 
-class _Opened:
+class Opened:
     """A ref from outside, its cell, and the value that it had before."""
 
     __slots__ = ("before", "cell", "ref")
@@ -312,6 +383,11 @@ class TouchedError(BaseException):
 
 
 _is_attempt: ContextVar[bool] = ContextVar("_is_attempt", default=False)
+
+
+def is_staged(trace: _jax.Trace) -> bool:
+    """Whether operations in a trace are only recorded, so that values aren't known."""
+    return trace.is_staged if isinstance(trace, OpByOp) else _jax.is_staging_trace(trace)
 
 
 def _type_of(x: Value) -> Aval:

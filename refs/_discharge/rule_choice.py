@@ -21,6 +21,7 @@ from refs._discharge.cells import Cell
 from refs._discharge.registry import Rule, rule_for
 from refs._handles.access import describe
 from refs._handles.predicates import is_ref
+from refs._origin import user_site
 from refs._tracing import touch_analysis
 from refs._tracing.trace import AbstractArgument
 from refs._types import ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
@@ -57,23 +58,25 @@ _KERNEL = (
     "Pallas' `core_map` works on refs only. Make it a kernel of values, `pl.kernel` or "
     "`pl.pallas_call`, give it the ref's, and write what it returns, `ref[...] = kernel(ref[...])`"
 )
-_INSTEAD = {"core_map": _KERNEL, "mpmd_map": _KERNEL}  # by the primitive's name, as JAX renames it
+_ARRAYS = "read the ref before, `ref[...]`, and use the value"
+_INSTEAD = {"core_map": _KERNEL, "mpmd_map": _KERNEL, "custom_linear_solve": _ARRAYS}  # by the primitive's name, as JAX renames it
 
 
-def refuse_hidden(eqn: Eqn) -> None:
-    """Raises where the derivative of an equation would leave out what a ref holds.
+def refuse_hidden(primitive: Primitive, params: dict[str, Any], where: Eqn | None = None) -> None:
+    """Raises where the derivative of an operation would leave out what a ref holds.
 
     Equinox makes what is no array a parameter of its primitives: a function, which may read a
     global ref, and with JAX before 0.12 a ref, too.
     """
-    for inner in _jax.jaxprs_in(eqn.params):
-        for within in inner.jaxpr.eqns:
-            refuse_hidden(within)
-    items = [x for value in eqn.params.values() if type(value) is tuple for x in value]
+    for inner in _jax.jaxprs_in(params):
+        for eqn in inner.jaxpr.eqns:
+            refuse_hidden(eqn.primitive, eqn.params, eqn)
+    items = [x for value in params.values() if type(value) is tuple for x in value]
     for ref in filter(is_ref, itertools.chain.from_iterable(map(_held, items))):
         if jnp.issubdtype(ref.dtype, jnp.inexact):
+            line = user_site() if where is None else _jax.user_line(where)
             raise MissingRuleError(
-                f"derivative of primitive `{eqn.primitive}` at {_jax.user_line(eqn)}, among whose "
+                f"derivative of primitive `{primitive}` at {line}, among whose "
                 f"parameters is {describe(ref)}, or a function that names it: what the ref holds "
                 "would count as constant. Read the ref before, `ref[...]`, and use the value"
             )

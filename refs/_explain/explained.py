@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from refs import _jax
+from refs._discharge.program import Program
 from refs._explain.accesses import Accesses
 from refs._explain.hlo import Module, Move
 from refs._explain.moves import (
@@ -30,7 +31,7 @@ from refs._explain.report import (
     LineOfRef,
 )
 from refs._origin import Origin, origin_of
-from refs._types import Aval, ClosedJaxpr
+from refs._types import Aval, RefLike
 
 # A ref as the report names it: its origin, the type of its value, and its role.
 _Named = tuple[Origin, Aval, str]
@@ -55,15 +56,17 @@ def explained(
     compiled = lowered.compile()
     module = Module.parse(compiled.as_text())
     updated = updated_by(lowered, module, [origin.describe() for _, origin in arguments])
-    numbers = _numbers(entry, len(arguments))
-    closed_over = [
-        entry.transaction.program.refs[k] for k, n in numbers.items() if n >= len(arguments)
-    ]
+    program = Program.of(traced.effectful_jaxpr)
+    given = [ref for ref, _ in arguments]
+    numbers = _numbers(program, given)
+    closed_over = [ref for ref in program.refs if numbers[id(ref)] >= len(arguments)]
     names: list[_Named] = [
         (origin, _jax.typeof(ref).inner_aval, "argument") for ref, origin in arguments
     ]
     names += [(origin_of(t), t.inner_aval, "closed over") for t in map(_jax.typeof, closed_over)]
-    found = _accesses(traced.effectful_jaxpr, entry, numbers, len(arguments), len(names))
+    inputs = [k if k < len(arguments) else None for k in range(len(program.jaxpr.in_avals))]
+    held = {i: numbers[id(program.refs[k])] for i, k in program.position.items()}
+    found = Accesses(program.jaxpr, inputs, held, len(names))
     names += [(origin, aval, "made inside") for origin, aval in found.made.values()]
     kept = _keeping(entry, numbers, module)
     described = [origin.describe() for origin, *_ in names]
@@ -86,32 +89,21 @@ def explained(
     )
 
 
-def _numbers(entry: Any, n_arguments: int) -> dict[int, int]:
-    """The number of each ref that a form closes over, by its position: arguments come first."""
-    if entry.is_plain:
-        return {}
-    t = entry.transaction
-    given = {k: i for i, k in enumerate(t.links) if k is not None}
-    others = itertools.count(n_arguments)
-    return {k: given[k] if k in given else next(others) for k in range(len(t.program.refs))}
-
-
-def _accesses(
-    closed: ClosedJaxpr, entry: Any, numbers: dict[int, int], n_arguments: int, n_refs: int
-) -> Accesses:
-    inputs = [k if k < n_arguments else None for k in range(len(closed.in_avals))]
-    position = {} if entry.is_plain else entry.transaction.program.position
-    return Accesses(closed, inputs, {i: numbers[k] for i, k in position.items()}, n_refs)
+def _numbers(program: Program, arguments: Sequence[RefLike]) -> dict[int, int]:
+    """The number of each ref that a program closes over, by its id: arguments come first."""
+    given = {id(ref): k for k, ref in enumerate(arguments)}
+    others = itertools.count(len(arguments))
+    return {id(r): given[id(r)] if id(r) in given else next(others) for r in program.refs}
 
 
 def _keeping(entry: Any, numbers: dict[int, int], module: Module) -> dict[int, bool]:
     """For each ref that is written, by number: whether its memory is kept."""
     if entry.is_plain:
         return {}
-    aliased, operands = module.aliases(), entry.arguments.packing.operands
+    t, aliased, operands = entry.transaction, module.aliases(), entry.arguments.packing.operands
     return {
-        numbers[s.outer] if s.argument is None else s.argument: n in aliased
-        for s, n in zip(entry.transaction.written, operands, strict=True)
+        numbers[id(t.outers[s.outer])] if s.argument is None else s.argument: n in aliased
+        for s, n in zip(t.written, operands, strict=True)
     }
 
 

@@ -50,11 +50,7 @@ def check_ref(ref: RefLike, doing: str) -> Aval:
     if not isinstance(ref, _jax.Tracer):
         _jax.native_buffer(ref)  # raises if the handle has ended
     elif _jax.at_top_level():
-        raise RefEscapeError(
-            f"{doing} of {describe(ref)} outside the traced function that it belongs to: there "
-            "it stands for a value that isn't known yet. Return its value, `ref[...]`, or return "
-            "the ref itself from `refs.jit`"
-        )
+        raise escaped(ref, doing)
     aval = _jax.typeof(ref).inner_aval
     if aval.is_high:
         raise RefTypeError(
@@ -62,6 +58,15 @@ def check_ref(ref: RefLike, doing: str) -> Aval:
             "hold arrays. Make a ref of each array that it consists of"
         )
     return aval
+
+
+def escaped(ref: RefLike, doing: str) -> RefEscapeError:
+    """The error about a traced ref that is used when its function has ended."""
+    return RefEscapeError(
+        f"{doing} of {describe(ref)} outside the traced function that it belongs to: there it "
+        "stands for a value that isn't known yet. Return its value, `ref[...]`, or return the ref "
+        "itself from `refs.jit`"
+    )
 
 
 class blamed:
@@ -148,7 +153,7 @@ def swap(ref: RefLike, idx: Indexer, value: Value) -> jax.Array:
         index.check_read()
     if not _jax.at_top_level():
         if not is_only_whole(ref, index):
-            return index.finish(bind_write(_jax.swap_p, ref, index, value))
+            return index.finish(bind_write(_jax.swap_p, ref, index, value, is_used=True))
         old = _read(ref, index)
         _write(ref, index, value)
         return old

@@ -126,8 +126,13 @@ def _plain(index: Index) -> Index:
     return Index.of_dims(index.dims, index.shape)
 
 
-def bind_write(primitive: Primitive, ref: RefLike, index: Index, value: Value) -> Value:
-    """Writes a value of shape `index.result_shape`; returns the result of the primitive."""
+def bind_write(
+    primitive: Primitive, ref: RefLike, index: Index, value: Value, is_used: bool = False
+) -> Value:
+    """Writes a value of shape `index.result_shape`; returns the result of the primitive.
+
+    `is_used`: whether the caller uses the result, which is the old value.
+    """
     value = _jax.varying_like(ref, index.unfinish(value))
     if too_many := _jax.varying_axes(value) - _jax.varying_axes(ref):
         axes = ", ".join(map(repr, sorted(too_many, key=str)))
@@ -149,6 +154,10 @@ def bind_write(primitive: Primitive, ref: RefLike, index: Index, value: Value) -
     value = sharded_as_part(value, ref)
     if is_lost:
         primitive, value = _jax.swap_p, jnp.add(_bind(_jax.get_p, ref, index), value)
+    trace = _jax.current_trace()
+    if not is_used and hasattr(trace, "ignoring_old"):
+        with trace.ignoring_old():
+            return _bind(primitive, ref, index, value)
     return _bind(primitive, ref, index, value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from refs._types import ClosedJaxpr, Jaxpr, Primitive, Value
 
 __all__ = [
     "devices_outside_shard_map", "register_call_batching", "register_call_lowering",
-    "register_call_to_lojax", "without_constants",
+    "register_call_to_lojax", "with_inputs", "without_constants",
 ]  # fmt: skip
 
 
@@ -71,6 +71,14 @@ def register_call_to_lojax(primitive: Primitive) -> None:
         return [t.raise_val(*itertools.islice(out, len(t.lo_ty()))) for t in jaxpr.out_avals]
 
     primitive.to_lojax = to_lojax
+
+
+def with_inputs(closed: ClosedJaxpr, inputs: Sequence[Any]) -> ClosedJaxpr:
+    """A closed jaxpr with its inputs in another order."""
+    jaxpr = closed.jaxpr
+    names = dict(zip(jaxpr.invars, jaxpr.debug_info.arg_names or (), strict=False))
+    info = jaxpr.debug_info._replace(arg_names=tuple(names.get(v, "") for v in inputs))
+    return closed.replace(jaxpr=jaxpr.replace(invars=[*inputs], debug_info=info))
 
 
 def without_constants(closed: ClosedJaxpr) -> ClosedJaxpr:

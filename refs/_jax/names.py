@@ -55,7 +55,7 @@ __all__ = [
     "NDIndexer", "NativeRef", "ReadEffect", "RefEffect", "ReshapeTransform", "Slice", "Tracer",
     "TransposeTransform", "WriteEffect", "at_top_level", "aval_method", "aval_property", "bitcast",
     "can_pin", "context_in_jit", "current_trace", "debug_infs", "debug_nans",
-    "def_effectful_abstract_eval", "eval_trace", "free_ref", "freeze", "fun_name",
+    "def_effectful_abstract_eval", "depends_on", "eval_trace", "free_ref", "freeze", "fun_name",
     "has_explicit_sharding", "is_callback_frame", "is_jit_disabled", "is_key",
     "is_on_explicit_mesh", "is_ref_type", "mapped_aval", "name_arguments", "native_buffer",
     "new_ref", "passed_on", "refuse_placement", "register_batching", "register_handle",
@@ -104,16 +104,19 @@ def name_arguments(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     tracers: Sequence[Value],
-) -> None:
+    trace: Any = None,
+) -> dict[int, str]:
     """Makes JAX's errors name a user's function and its arguments while a wrapper is traced.
 
-    `tracers` are the wrapper's arguments, the leaves of `args` and `kwargs` that aren't static.
+    `tracers` are the wrapper's arguments, the leaves of `args` and `kwargs` that aren't static. The
+    result has the names of all leaves, by their ids.
     """
-    frame = getattr(current_trace(), "frame", None)
+    trace = current_trace() if trace is None else trace
+    frame = getattr(trace, "frame", None)
     if frame is None or frame.debug_info is None:
-        return
-    if any(getattr(t, "_trace", None) is not current_trace() for t in tracers):
-        return  # Nothing is traced for the wrapper: it calls the function as it is.
+        return {}
+    if any(getattr(t, "_trace", None) is not trace for t in tracers):
+        return {}  # Nothing is traced for the wrapper: it calls the function as it is.
     theirs = api_util.debug_info(frame.debug_info.traced_for, fun, args, kwargs)
     leaves, names = jax.tree.leaves((args, kwargs)), theirs.arg_names or ()
     name_of = {id(x): name for x, name in zip(leaves, names, strict=False)}
@@ -123,6 +126,18 @@ def name_arguments(
     )
     for tracer in tracers:
         tracer._debug_info = frame.debug_info
+    return name_of
+
+
+def depends_on(trace: Any, argument: str) -> str:
+    """JAX's words about a value that isn't known, as it depends on an argument."""
+    info = trace.frame.debug_info
+    said = f"The error occurred while tracing the function {info.func_src_info} for "
+    said += f"{info.traced_for}. "
+    if argument:
+        said += "This concrete value was not available in Python because it depends on the value "
+        said += f"of the argument {argument}."
+    return f"\n{said}"
 
 
 def trace_of(tracer: Tracer) -> Any:
@@ -167,6 +182,7 @@ class TypeInJit(NamedTuple):
     dtype: DType
     weak_type: bool | None
     sharding: Sharding | None
+    memory_space: Any
 
 
 def type_in_jit(x: Value) -> TypeInJit | Aval:
@@ -175,8 +191,8 @@ def type_in_jit(x: Value) -> TypeInJit | Aval:
     # A type of the user's; or that of a ref, in the place of an array: it has a shape and a dtype.
     if aval.is_high or is_ref_type(aval):
         return aval
-    explicit = aval.sharding if has_explicit_sharding(aval) else None
-    return TypeInJit(aval.shape, aval.dtype, aval.weak_type, explicit)
+    explicit = aval.sharding if is_on_explicit_mesh(aval) else None
+    return TypeInJit(aval.shape, aval.dtype, aval.weak_type, explicit, aval.memory_space)
 
 
 # The lines that jaxprs and HLO point to are the user's, not ours.
@@ -279,7 +295,7 @@ def has_explicit_sharding(aval: Aval) -> bool:
 
 def is_on_explicit_mesh(x: Value) -> bool:
     """Whether the type of an array, or of a ref's contents, names a mesh with explicit axes."""
-    aval = typeof(x)
+    aval = x if isinstance(x, core.AbstractValue) else typeof(x)
     sharding = getattr(getattr(aval, "inner_aval", aval), "sharding", None)
     return sharding is not None and jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
 

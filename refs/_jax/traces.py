@@ -14,9 +14,9 @@ from refs._jax.equations import as_closed, new_var, with_equations
 from refs._types import Aval, ClosedJaxpr, Primitive, Value
 
 __all__ = [
-    "Trace", "as_jaxpr", "call_wrapped", "is_differentiating", "is_staging", "lane_axes",
-    "looks_for_nans", "not_looking_for_nans", "register_tracer", "rewrap", "runs_compiled",
-    "set_current_trace", "settle_result_tree", "trace_functions",
+    "Trace", "as_jaxpr", "call_wrapped", "is_differentiating", "is_staging", "is_staging_trace",
+    "lane_axes", "looks_for_nans", "new_input", "not_looking_for_nans", "register_tracer", "rewrap",
+    "runs_compiled", "set_current_trace", "settle_result_tree", "trace_functions",
 ]  # fmt: skip
 
 Trace = core.Trace
@@ -46,7 +46,25 @@ def _as_names(names: Any) -> Any:
 
 def is_staging() -> bool:
     """Whether operations are only recorded in a jaxpr now, so that their results have no values."""
-    return isinstance(core.trace_ctx.trace, partial_eval.DynamicJaxprTrace)
+    return is_staging_trace(core.trace_ctx.trace)
+
+
+def is_staging_trace(trace: Any) -> bool:
+    """Whether a trace of JAX's records a jaxpr."""
+    return isinstance(trace, partial_eval.DynamicJaxprTrace)
+
+
+def new_input(trace: Any, aval: Aval, name: str) -> Value:
+    """One more input of the jaxpr that a trace records, and its name for JAX's errors."""
+    frame = trace.frame
+    info = frame.debug_info
+    if info is not None and not isinstance(info.arg_names, list):  # One that grows.
+        names = [*(info.arg_names or ())][: len(frame.invars)]
+        names += [""] * (len(frame.invars) - len(names))
+        info = frame.debug_info = info._replace(arg_names=names)
+    if info is not None:
+        info.arg_names.append(name)
+    return trace.new_arg(aval, source_info=source_info_util.current())
 
 
 def is_differentiating() -> bool:

@@ -8,10 +8,11 @@ from typing import Any
 from refs._buffers.handles import sharding_of
 from refs._buffers.parts import part_of
 from refs._handles.ref import Ref
-from refs._jit.packing import Packing, same_packs
+from refs._jit.packing import same_packs
 from refs._jit.picking import RefsDiffer, picker
+from refs._jit.staged import Staged
 from refs._tracing.trace import Call, ref_type
-from refs._transactions.transaction import Transaction, links_of
+from refs._transactions.transaction import links_of
 from refs._types import Aval, RefLike, Value
 
 
@@ -34,10 +35,10 @@ class Arguments:
       undonated_of, donated_of: functions that pick those arrays.
     """
 
-    def __init__(self, t: Transaction, call: Call, donated: Sequence[bool]):
+    def __init__(self, t: Staged, call: Call, donated: Sequence[bool]):
         """`donated`: for each leaf, whether the user donates it."""
         self.tree, self.ref_places = call.tree, call.ref_places
-        self._links, self._outers = t.links, t.program.refs
+        self._links, self._outers = t.links, t.outers
         place: dict[int, int] = {}
         for k, number in enumerate(call.ref_places):
             if number is not None:
@@ -51,7 +52,7 @@ class Arguments:
         linked = [(place[i], k) for i, k in enumerate(t.links) if k is not None]
         touched = {s.argument for s in (*t.written, *t.read)}
         idle = [(place[i], ref_type(r)) for i, r in enumerate(call.refs) if i not in touched]
-        outers = t.program.refs
+        outers = t.outers
 
         def check(flat: list[Any]) -> None:
             if not (
@@ -64,9 +65,7 @@ class Arguments:
         has_more = bool(repeated or linked or idle)
         slots = t.written, t.read
         refs = [t.refs(of_kind, call.refs) for of_kind in slots]
-        written, read = refs
-        leaf_of = {id(ref): place[i] for i, ref in enumerate(call.refs)}
-        self.packing = Packing(written, read, leaf_of)
+        self.packing = t.packing
         self._same_packs = same_packs([*call.refs, *outers])
         self._outer_places = _places_of(outers)
         self._refs_of = [*map(self._picker_of_refs, slots)]

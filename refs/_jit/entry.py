@@ -15,10 +15,10 @@ from refs._handles.access import check_ref
 from refs._handles.making import adopt
 from refs._jit.arguments import Arguments
 from refs._jit.executable import Executable, Options
+from refs._jit.staged import Staged
 from refs._tracing.facts import can_fail
 from refs._tracing.trace import Call, result_of
 from refs._transactions.signature import Static, dtype_of, shape_of
-from refs._transactions.transaction import Transaction
 from refs._types import Aval, PyTree, PyTreeDef, RefLike
 
 
@@ -50,7 +50,7 @@ class Entry:
 
     def __init__(
         self,
-        transaction: Transaction,
+        transaction: Staged,
         name: str,
         static: Static | None,
         donated: Sequence[bool],
@@ -59,43 +59,43 @@ class Entry:
     ):
         self.transaction, self.name = transaction, name
         self.static, self.is_alone = static, True
-        t, self.out_tree = transaction, transaction.traced.out_tree
-        for ref in t.program.refs:
+        t, self.out_tree = transaction, transaction.out_tree
+        for ref in t.outers:
             check_ref(ref, "call")
-        self.effectful_jaxpr = t.traced.jaxpr
         self.in_tree, self.flatten = call.tree, call.tree.flatten_up_to
         written, read = t.refs(t.written, call.refs), t.refs(t.read, call.refs)
         self.arguments = Arguments(t, call, donated)
         packing = self.arguments.packing
-        self.can_fail = can_fail(t.traced.jaxpr) if written else calls_host(t.traced.jaxpr)
-        is_copied = self._are_copied(written) if self.can_fail else [False] * len(written)
-        is_copied = packing.per_operand([self.can_fail] * len(packing.bases), is_copied)
-        self.copied = [k for k, flag in enumerate(is_copied) if flag]
+        self.can_fail = can_fail(t.closed) if written else calls_host(t.closed)
+        of_operands = packing.per_operand([None] * len(packing.bases), written)
+        self.copied = self._copied(of_operands) if self.can_fail else []
         self.is_careful = self.can_fail or not all(map(is_ours, (*written, *read)))
         of_slots = [sharding_of(r) for r in written]
         shardings = packing.per_operand([None] * len(packing.bases), of_slots)
         self.shardings = shardings if any(s is not None for s in shardings) else None
         self.is_direct = (
             options.out_shardings is None
-            and all(m is None for m in t.traced.out_leaves)
-            and not any(_jax.is_key(dtype_of(a)) for a in t.traced.jaxpr.out_avals)
-            and _is_built_in(t.traced.out_tree)
+            and all(m is None for m in t.out_leaves)
+            and not any(_jax.is_key(dtype_of(a)) for a in t.out_avals)
+            and _is_built_in(t.out_tree)
         )
         self.executable = Executable(
             t, name, self.arguments, call, options, self.is_direct, self.can_fail
         )
         self._is_compiled, self._compiles_once = False, not options.compiler_options
 
-    def _are_copied(self, written: Sequence[RefLike]) -> list[bool]:
-        t = self.transaction
-        inputs = t.traced.jaxpr.jaxpr.invars
-        keys = [
-            id(ref) if s.argument is None else inputs[s.argument]
-            for s, ref in zip(t.written, written, strict=True)
-        ]
-        refs = dict(zip(keys, written, strict=True)) if all(map(is_ours, written)) else {}
-        left_out = uncopied(t.traced.jaxpr, refs)
-        return [key not in left_out for key in keys]
+    def _copied(self, written: Sequence[RefLike | None]) -> list[int]:
+        """The positions of the written buffers that a call keeps copies of; None is a pack's."""
+        of_number = {n: written[k] for n, k in self.transaction.numbers.items()}
+        ours = {n: ref for n, ref in of_number.items() if is_ours(ref)}
+        left_out = {self.transaction.numbers[n] for n in uncopied(self.transaction.closed, ours)}
+        return [k for k in range(len(written)) if k not in left_out]
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"cannot pickle or deepcopy what is compiled of `{self.name}`: it belongs to this "
+            "process. `refs.export.export` makes bytes of a function"
+        )
 
     def fits(self, call: Call) -> bool:
         """Whether the refs of a call have the same aliases as in this program."""
@@ -144,19 +144,19 @@ class Entry:
         if self.is_direct:
             return rest
         arrays, made = rest
-        dtypes = [dtype_of(a) for a in t.traced.jaxpr.out_avals]
+        dtypes = [dtype_of(a) for a in t.out_avals]
         arrays = [_jax.wrap_keys(x, d) for x, d in zip(arrays, dtypes, strict=False)]
         made = [
             adopt(_jax.wrap_keys(x, d), origin)
             for x, d, origin in zip(made, dtypes[len(arrays) :], t.new_origins, strict=True)
         ]
         arguments = [flat[k] for k in self.arguments.ref_leaves]
-        return result_of(t.traced.out_tree, t.traced.out_leaves, arrays, arguments, made)
+        return result_of(t.out_tree, t.out_leaves, arrays, arguments, made)
 
     @property
     def argument_types(self) -> list[Aval]:
         """The type of each leaf of the arguments."""
-        avals = self.transaction.traced.jaxpr.in_avals
+        avals = self.transaction.in_avals
         rest = iter(avals[len(self.arguments.ref_leaves) :])
         return [next(rest) if n is None else avals[n] for n in self.arguments.ref_places]
 
@@ -171,15 +171,13 @@ class Entry:
     def out_info(self) -> PyTree:
         """The result's shapes and dtypes."""
         t = self.transaction
-        avals = t.traced.jaxpr.out_avals
-        n_arrays = len(avals) - len(t.new_origins)
-        inputs = t.traced.jaxpr.in_avals
+        arrays, made = t.split_results(t.out_avals)
         return result_of(
-            t.traced.out_tree,
-            t.traced.out_leaves,
-            [shape_of(a) for a in avals[:n_arrays]],
-            [shape_of(a, is_ref=True) for a in inputs],
-            [shape_of(a, is_ref=True) for a in avals[n_arrays:]],
+            t.out_tree,
+            t.out_leaves,
+            [shape_of(a) for a in arrays],
+            [shape_of(a, is_ref=True) for a in t.in_avals],
+            [shape_of(a, is_ref=True) for a in made],
         )
 
 

@@ -11,11 +11,11 @@ import jax
 from refs import _jax
 from refs._buffers.handles import sharding_of
 from refs._buffers.signals import without_interrupts
-from refs._inplace.in_place import call_in_place
+from refs._inplace import run_in_place
 from refs._jit.arguments import Arguments
-from refs._tracing.trace import Call, ref_type
+from refs._jit.staged import Staged
+from refs._tracing.trace import Call
 from refs._transactions.signature import shardings_of_arguments, shardings_of_result
-from refs._transactions.transaction import Transaction
 from refs._types import PyTree, Value
 
 
@@ -82,7 +82,7 @@ class Executable:
 
     def __init__(
         self,
-        t: Transaction,
+        t: Staged,
         name: str,
         arguments: Arguments,
         call: Call,
@@ -91,10 +91,6 @@ class Executable:
         can_fail: bool,
     ):
         """`is_direct`: whether `rest` is to be the function's result as it is."""
-        slots = [*t.written, *t.read]
-        dtypes = {
-            s: ref_type(r).dtype for s, r in zip(slots, t.refs(slots, call.refs), strict=True)
-        }
         expected: list[Any] = []
         order = {k: j for j, k in enumerate([*arguments.undonated, *arguments.donated])}
         arrays = sorted(order)
@@ -117,23 +113,9 @@ class Executable:
                 raise TypesDiffer
             given = [*undonated, *donated]
             leaves = [given[order[k]] for k in arrays]
-            return call_in_place(run, state, constants, leaves)
-
-        packing = arguments.packing
-
-        def run(
-            buffers: Sequence[Value], constants: Sequence[Value], leaves: Sequence[Value]
-        ) -> tuple[list[Value], PyTree]:
-            state, constants = packing.split(buffers, constants)
-            state = [_jax.wrap_keys(x, dtypes[s]) for x, s in zip(state, t.written, strict=True)]
-            constants = [
-                _jax.wrap_keys(x, dtypes[s]) for x, s in zip(constants, t.read, strict=True)
-            ]
-            state, rest = t.run(state, constants, leaves, numbers=packing.numbers)
-            new = packing.joined(buffers, [*map(_jax.unwrap_keys, state)])
-            if is_direct:
-                return new, t.traced.out_tree.unflatten(rest[0])
-            return new, jax.tree.map(_jax.unwrap_keys, rest)
+            out = run_in_place(t.closed, [*state, *constants, *leaves])
+            new, rest = out[: t.n_new], out[t.n_new :]
+            return new, t.out_tree.unflatten(rest) if is_direct else t.split_results(rest)
 
         pure.__name__ = pure.__qualname__ = name
         keywords = {
@@ -169,7 +151,7 @@ class Executable:
 
 
 def _shardings(
-    t: Transaction, arguments: Arguments, call: Call, options: Options
+    t: Staged, arguments: Arguments, call: Call, options: Options
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if options.in_shardings is not None:
@@ -182,7 +164,7 @@ def _shardings(
     state = packing.per_operand([None] * len(packing.bases), of_slots)
     shardings = state if any(s is not None for s in state) else None
     if options.out_shardings is not None:
-        flat = shardings_of_result(options.out_shardings, t.traced.out_tree)
+        flat = shardings_of_result(options.out_shardings, t.out_tree)
         found["out_shardings"] = (shardings, t.of_leaves(flat))
     elif shardings is not None:
         found["out_shardings"] = (shardings, None)

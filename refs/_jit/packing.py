@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jax import lax
 
-from refs._buffers.parts import Pack, Place, part_of
+from refs._buffers.parts import Pack, Part, Place, part_of
 from refs._jit.picking import RefsDiffer, picker
 from refs._origin import origin_of
 from refs._types import RefLike, Value
@@ -34,6 +34,7 @@ class Packing:
     Attributes:
       selections: the refs of each pack that the program touches.
       bases: the origins of the bases that are written.
+      holders: the refs whose buffers the operands are, while the function is traced.
       operands: for each slot that is written: the number of the operand that holds its value.
       numbers: the same, but None if that is a base.
     """
@@ -52,10 +53,9 @@ class Packing:
         bases = [pack.bases[k] for s, pack in pairs for k in s.written]
         bases_read = [pack.bases[k] for s, pack in pairs for k in s.read]
         alone, alone_read = ([r for r in refs if part_of(r) is None] for refs in (written, read))
-        position = {id(r): k for k, r in enumerate((*bases, *alone, *bases_read, *alone_read))}
-        self._written, self._read = (
-            [_Where.of(ref, position) for ref in refs] for refs in (written, read)
-        )
+        self.holders: list[RefLike] = [*bases, *alone, *bases_read, *alone_read]
+        position = {id(r): k for k, r in enumerate(self.holders)}
+        self._written = [_Where.of(ref, position) for ref in written]
         self.bases = [origin_of(base._aval) for base in bases]
         self.operands = [w.operand for w in self._written]
         self.numbers = [None if w.place else w.operand for w in self._written]
@@ -64,13 +64,6 @@ class Packing:
         """An item for each operand that is written, of those for bases and for slots."""
         alone = [x for x, w in zip(of_slots, self._written, strict=True) if w.place is None]
         return [*of_bases, *alone]
-
-    def split(
-        self, state: Sequence[Value], constants: Sequence[Value]
-    ) -> tuple[list[Value], list[Value]]:
-        """The values of the slots that are written, and of those only read, from the operands."""
-        operands = [*state, *constants]
-        return [w.value(operands) for w in self._written], [w.value(operands) for w in self._read]
 
     def joined(self, state: Sequence[Value], values: Sequence[Value]) -> list[Value]:
         """The new operands that are written, from the old ones and the slots' new values."""
@@ -150,16 +143,19 @@ class _Where(NamedTuple):
     @staticmethod
     def of(ref: RefLike, position: dict[int, int]) -> _Where:
         part = part_of(ref)
-        if part is None:
-            return _Where(position[id(ref)], None)
-        return _Where(position[id(part.base)], part.pack.layout.places[part.number])
+        return _Where(position[id(holder_of(ref))], part and part.pack.layout.places[part.number])
 
-    def value(self, operands: Sequence[Value]) -> Value:
-        x = operands[self.operand]
-        if self.place is None:
-            return x
-        _, start, shape = self.place
-        return lax.slice(x, (start,), (start + math.prod(shape),)).reshape(shape)
+
+def holder_of(ref: RefLike) -> RefLike:
+    """The ref whose buffer holds a ref's value: itself, or the base that it is packed in."""
+    part = part_of(ref)
+    return ref if part is None else part.base
+
+
+def part_in(x: Value, part: Part) -> Value:
+    """The value of a packed ref, in the buffer of its base."""
+    _, start, shape = part.pack.layout.places[part.number]
+    return lax.slice(x, (start,), (start + math.prod(shape),)).reshape(shape)
 
 
 def same_packs(refs: Sequence[RefLike]) -> tuple[int | None, ...]:

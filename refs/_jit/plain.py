@@ -19,13 +19,14 @@ from refs._callbacks.analysis import calls_host
 from refs._discharge.program import discharges
 from refs._handles import access
 from refs._handles.predicates import is_ref
-from refs._inplace.in_place import call_in_place
+from refs._inplace import run_in_place
 from refs._jit.executable import TypesDiffer
+from refs._jit.staged import Staged, Staging
 from refs._tracing.touch_analysis import Touch, uses_refs
-from refs._tracing.trace import Trace, advised, strip_refs
-from refs._transactions.signature import Choice
+from refs._tracing.trace import AbstractArgument, Trace, advised, strip_refs
+from refs._transactions.signature import Choice, are_arrays
 from refs._transactions.transaction import Transaction
-from refs._types import ClosedJaxpr, PyTree, Value
+from refs._types import ClosedJaxpr, PyTree, PyTreeDef, Value
 
 # Returns a function that another object keeps alive.
 GetFun = Callable[[], Callable[..., Any]]
@@ -42,7 +43,7 @@ class Plain:
     Attributes:
       static, is_alone, flatten: as those of an `Entry`.
       captured: the values of an enclosing trace that it closes over.
-      effectful_jaxpr: the jaxpr with the function's own refs, None if it makes none.
+      is_discharged: whether the function makes refs for itself, which are gone.
       hid_refs: whether transformations have discharged refs while it was traced.
       compiled: the function under `jax.jit`, with all of the user's keywords. Instead of being
         traced again it raises `TypesDiffer`: for arguments of other types it may touch refs.
@@ -61,7 +62,7 @@ class Plain:
         self._get_fun, self._chosen, self._keywords = get_fun, chosen, keywords
         self.static, self.is_alone, self.flatten = static, True, flatten
         self.captured: Sequence[Value] = ()
-        self.effectful_jaxpr: ClosedJaxpr | None = None
+        self.is_discharged = False
         self.hid_refs = False
         self._asks = asks = object()
         self._returned: list[Any] = []
@@ -71,6 +72,8 @@ class Plain:
         def traced(*args: Any, **kwargs: Any) -> Any:
             if _asking.get() is not asks:
                 raise TypesDiffer
+            if (outcome := _outcome.get()) is not None:
+                return _run_staged(get_fun(), args, kwargs, outcome)
             result = get_fun()(*args, **kwargs)
             leaves, tree = jax.tree.flatten(result)
             if not any(map(is_ref, leaves)):
@@ -100,6 +103,21 @@ class Plain:
         """The trace as JAX gives it, with all of the user's keywords."""
         return self._ask(self.compiled.trace, args, kwargs)
 
+    def staged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Staged | Plain:
+        """The function over refs, or the form of one that touches none but its own."""
+        outcome: list[Any] = []
+        token, before = _outcome.set(outcome), discharges()
+        try:
+            traced = advised(self._ask)(self._bare.trace, args, kwargs)
+        finally:
+            _outcome.reset(token)
+        [(made, is_touched)] = outcome
+        if is_touched or calls_host(traced.jaxpr):
+            return made(traced.jaxpr)
+        if discharges() == before:
+            return self
+        return self._discharged_form((), traced.jaxpr, traced.out_tree)
+
     def find_refs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace | None:
         """The trace of a function that touches refs or returns them, None for any other."""
         before = discharges()
@@ -119,17 +137,23 @@ class Plain:
         inputs = any(_jax.is_ref_type(aval) for aval in trace.jaxpr.in_avals)
         if inputs or t.program.refs or self.returns_refs or calls_host(trace.jaxpr):
             return None
-        captured = self.captured
+        leaves = [*map(AbstractArgument, trace.jaxpr.in_avals)]
+        pure = jax.make_jaxpr(lambda *leaves: t.run([], [], leaves)[1][0])(*leaves)
+        return self._discharged_form(self.captured, pure, trace.out_tree)
+
+    def _discharged_form(
+        self, captured: Sequence[Value], closed: ClosedJaxpr, tree: PyTreeDef
+    ) -> Plain:
+        """The form that runs a pure jaxpr in place, whose first inputs are what is captured."""
 
         @_wraps(self._get_fun)
         def pure(*args: Any, **kwargs: Any) -> Any:
             _, args, kwargs = self._chosen.split(args, kwargs)
             leaves = [*captured, *jax.tree.leaves((args, kwargs))]
-            _, (arrays, _) = call_in_place(t.run, [], [], leaves)
-            return trace.out_tree.unflatten(arrays)
+            return tree.unflatten(run_in_place(closed, leaves))
 
         form = Plain(lambda: pure, self.static, self.flatten, self._chosen, self._keywords)
-        form.captured, form.effectful_jaxpr = captured, trace.jaxpr
+        form.captured, form.is_discharged = captured, True
         return form
 
     @property
@@ -149,6 +173,30 @@ class Plain:
             _asking.reset(token)
 
 
+def _run_staged(
+    fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], outcome: list[Any]
+) -> Any:
+    """Runs a function at top level: its result; with refs, the outputs of a `Staged` function.
+
+    `outcome` gets what makes a `Staged` of the jaxpr, and whether refs are touched or returned.
+    """
+    stage, token = Staging(()), _outcome.set(None)
+    try:
+        with stage.running():
+            result = fun(*args, **kwargs)
+        leaves, tree = jax.tree.flatten(result)
+        if not are_arrays([x for x in leaves if not is_ref(x)]):
+            outcome[:] = [(None, False)]
+            return result  # JAX raises its own error.
+        is_touched = stage.is_touched or any(map(is_ref, leaves))
+        outputs, made = stage.finish(leaves, tree, {})
+    finally:
+        stage.end()
+        _outcome.reset(token)
+    outcome[:] = [(made, is_touched)]
+    return outputs if is_touched else result
+
+
 def _wraps(get_fun: GetFun) -> Callable[..., Any]:
     """`functools.wraps`, which doesn't keep alive a function that is weakly referred to."""
 
@@ -162,3 +210,4 @@ def _wraps(get_fun: GetFun) -> Callable[..., Any]:
 
 
 _asking: ContextVar[object] = ContextVar("_asking", default=None)
+_outcome: ContextVar[list[Any] | None] = ContextVar("_outcome", default=None)

@@ -13,6 +13,7 @@ import jax
 
 from refs import _jax
 from refs._buffers.devices import devices_told
+from refs._discharge.op_by_op import is_staged
 from refs._handles.access import check_ref
 from refs._handles.ref import Ref
 from refs._handles.resharding import go_along
@@ -24,13 +25,13 @@ from refs._jit.kinds import is_like, kind_of, quick_key, shapes_of_refs
 from refs._jit.plain import GetFun, Plain
 from refs._jit.stages import Lowered, Traced
 from refs._jit.ways import carefully, prepare
-from refs._tracing.trace import Call, Trace
+from refs._jit.staged import Staged, staged
+from refs._tracing.trace import Call, Trace, flatten_result, ref_type, trace
 from refs._tracing.weak_memo import WeakMemo
 from refs._transactions.calls import in_transaction
 from refs._transactions.nested import call_inside
 from refs._transactions.signature import NO_STATIC, Choice, Static, check_call
-from refs._transactions.transaction import Transaction
-from refs._types import PyTreeDef, RefLike, Value
+from refs._types import ClosedJaxpr, PyTreeDef, RefLike, Value
 from refs.errors import RefStateError, RefTypeError
 
 if TYPE_CHECKING:
@@ -123,7 +124,18 @@ class Programs:
                 "is: trace, lower or compile it outside"
             )
         traced = entry.trace(args, kwargs) if entry.is_plain else entry.trace(call.flat)
-        return Traced(entry, traced, self._fit, call.flat)
+        has_refs = not entry.is_plain or entry.is_discharged
+        effectful = functools.partial(self._effectful, static, call) if has_refs else None
+        return Traced(entry, traced, self._fit, call.flat, effectful)
+
+    def _effectful(self, static: Static | None, call: Call) -> ClosedJaxpr:
+        """The function's jaxpr over refs."""
+        fun = self._fun
+
+        def rebuild(refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
+            return (static or NO_STATIC).restore(*call.rebuild(refs, leaves))
+
+        return trace(fun, [*map(ref_type, call.refs)], call.leaves, rebuild).jaxpr
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The result's shapes and dtypes, as `jax.ShapeDtypeStruct`s; nothing runs."""
@@ -274,7 +286,7 @@ class Programs:
         """The form for a call with refs in the trace of another function."""
         o = self._options
         has_shardings = o.in_shardings is not None or o.out_shardings is not None
-        if has_shardings or not call.refs or not _jax.is_staging():
+        if has_shardings or not call.refs or not is_staged(_jax.current_trace()):
             return None
         try:
             key = key_of(static, call)
@@ -331,20 +343,31 @@ class Programs:
 
     def _made(self, static: Static | None, call: Call) -> Entry | Plain:
         """An entry, which is a `Plain` if it touches no refs but those that it makes for itself."""
-        if call.refs:
-
-            def rebuild(refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
-                return (static or NO_STATIC).restore(*call.rebuild(refs, leaves))
-
-            transaction = Transaction.of(self._fun, call.refs, call.leaves, rebuild)
-        else:
-            plain, traced = self._traced(static, call)
-            if traced is None:
-                return plain
-            transaction = Transaction(traced, ())
         name = getattr(self._fun, "__name__", "function")
+        if call.refs:
+            leaf_of: dict[int, int] = {}
+            for k, number in enumerate(call.ref_places):
+                if number is not None:
+                    leaf_of.setdefault(id(call.refs[number]), k)
+
+            def run(
+                refs: Sequence[RefLike], leaves: Sequence[Value]
+            ) -> tuple[list[Any], PyTreeDef]:
+                args, kwargs = (static or NO_STATIC).restore(*call.rebuild(refs, leaves))
+                trace = _jax.trace_of(refs[0]).parent
+                names = _jax.name_arguments(self._fun, args, kwargs, leaves, trace)
+                for ref in refs:
+                    ref.argument = names.get(id(ref), "")
+                return flatten_result(self._fun, self._fun(*args, **kwargs))
+
+            found = staged(run, call.refs, call.leaves, leaf_of, name)
+        else:
+            plain = self._plain(static, call)
+            found = plain.staged(*self._arguments(static, call))
+            if not isinstance(found, Staged):
+                return found
         donated = self._donated(static or NO_STATIC, call)
-        entry = Entry(transaction, name, static, donated, self._options, call)
+        entry = Entry(found, name, static, donated, self._options, call)
         prepare(entry)
         return entry
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from refs._handles.resharding import placement_of
 from refs._jit.picking import RefsDiffer
 from refs._jit.ways import carefully
 from refs._origin import UNKNOWN
-from refs._types import Aval
+from refs._types import Aval, ClosedJaxpr
 from refs.errors import RefTypeError
 
 _Fit = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[bool, list[Any]]"]
@@ -47,18 +48,28 @@ class Traced(_Stage):
     """A traced function over refs.
 
     Attributes:
-      effectful_jaxpr: the function's jaxpr, over refs.
+      effectful_jaxpr: the function's jaxpr, over refs. The function is traced for it once more.
       jaxpr: the pure jaxpr that is compiled: it takes the state, and its first outputs are the new
         state. In it, the program is one `in_place` equation, which is put in order when it is
         lowered. For a function without refs, both attributes are its one jaxpr.
       placements: the sharding of each leaf of the arguments; None where nobody has said one.
     """
 
-    def __init__(self, entry: Any, of_jax: Any, fit: _Fit, given: Sequence[Any]):
+    def __init__(
+        self,
+        entry: Any,
+        of_jax: Any,
+        fit: _Fit,
+        given: Sequence[Any],
+        effectful: Callable[[], ClosedJaxpr] | None,
+    ):
         super().__init__(entry, of_jax, fit)
-        self.jaxpr = of_jax.jaxpr
-        self.effectful_jaxpr = entry.effectful_jaxpr or self.jaxpr
+        self.jaxpr, self._effectful = of_jax.jaxpr, effectful
         self.placements = [*map(placement_of, given)]
+
+    @functools.cached_property
+    def effectful_jaxpr(self) -> ClosedJaxpr:
+        return self.jaxpr if self._effectful is None else self._effectful()
 
     def lower(
         self, *, lowering_platforms: Sequence[str] | None = None, _private_parameters: Any = None

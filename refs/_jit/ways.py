@@ -228,7 +228,10 @@ def carefully(
             if failure is None:
                 raise
             # A ref without a copy was given to the callback that failed. Only refs of ours can be.
-            lost = {} if is_debugging else failure.held  # Nothing is lost where nothing is donated.
+            lost = {}
+            if not is_debugging:  # Nothing is lost where nothing is donated.
+                numbers = entry.transaction.numbers
+                lost = {numbers[n]: x for n, x in failure.held.items() if n in numbers}
             saved = [*filterfalse(copied.__contains__, lost)]
             for k in saved:
                 held[k] = jnp.array(lost[k])

@@ -6,10 +6,9 @@ one ref, refs may be returned, and errors inside are told in terms of the user's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -55,25 +54,42 @@ def zeros_like(ref: RefLike) -> Value:
     return zeros_of(ref_type(ref).inner_aval)
 
 
-@contextmanager
-def other_names() -> Iterator[dict[int, RefLike]]:
-    """A context in which a function is traced that has refs under two names.
+class Names:
+    """Other names of refs, while a function is traced that has refs under two names.
 
-    Yields a dictionary to fill: the id of a traced argument -> the closed-over ref that it is, too.
+    Attributes:
+      other: the id of a ref -> the ref that it is, too.
+      used: the ids of those that `one_name` has found.
     """
-    names = {**_other_names.get()}
-    token = _other_names.set(names)
-    try:
-        yield names
-    finally:
-        _other_names.reset(token)
+
+    def __init__(self) -> None:
+        self.other: dict[int, RefLike] = {}
+        self.used: set[int] = set()
+        self._outer: Names | None = None
+
+    @contextmanager
+    def known(self) -> Iterator[None]:
+        """A context in which `one_name` knows these names."""
+        self._outer = _names.get()
+        token = _names.set(self)
+        try:
+            yield
+        finally:
+            _names.reset(token)
+            self._outer = None
+
+    def find(self, ref: RefLike) -> RefLike:
+        if id(ref) in self.other:
+            self.used.add(id(ref))
+            ref = self.other[id(ref)]
+        return ref if self._outer is None else self._outer.find(ref)
 
 
 def one_name(ref: RefLike) -> RefLike:
     """The one of a ref's names that all wrappers know it by."""
     _lookups.set(_lookups.get() + 1)
-    ref = _jax.passed_on(ref)
-    return _other_names.get().get(id(ref), ref)
+    ref, names = _jax.passed_on(ref), _names.get()
+    return ref if names is None else names.find(ref)
 
 
 def lookups() -> int:
@@ -81,7 +97,7 @@ def lookups() -> int:
     return _lookups.get()
 
 
-_other_names: ContextVar[Mapping[int, RefLike]] = ContextVar("_names", default=MappingProxyType({}))
+_names: ContextVar[Names | None] = ContextVar("_names", default=None)
 _lookups: ContextVar[int] = ContextVar("_lookups", default=0)
 
 

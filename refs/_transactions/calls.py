@@ -40,8 +40,9 @@ def in_transaction(
     on.
     """
     trace, is_outside = _jax.current_trace(), _jax.at_top_level()
+    is_by_itself = is_outside or (isinstance(trace, OpByOp) and not trace.is_staged)
     # The function of JAX's that `fun` calls raises its own error about what is no array.
-    if not (is_outside or isinstance(trace, OpByOp)) or not are_arrays(arrays):
+    if not is_by_itself or not are_arrays(arrays):
         return fun(refs, arrays)
     traced_call = _traced_call(fun, refs, arrays, functions, static) if functions else None
     if traced_call is not None and not any(k is not None for k in traced_call.links(refs)):

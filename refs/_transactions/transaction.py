@@ -31,12 +31,14 @@ from refs._origin import Origin, origin_of
 from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import Touch
 from refs._tracing.trace import (
+    ArgumentRef,
+    Names,
     NewRef,
+    OuterRef,
     Trace,
     lookups,
     neutral_like,
     new_origins,
-    other_names,
     ref_type,
     result_of,
     trace,
@@ -144,10 +146,11 @@ class Transaction:
         def knowing(
             refs: Sequence[RefLike], leaves: Sequence[Value]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            names.update({id(refs[i]): ref for i, ref in same.items()})
+            names.other.update({id(refs[i]): ref for i, ref in same.items()})
             return rebuild(refs, leaves)
 
-        with other_names() as names:
+        names = Names()
+        with names.known():
             again = trace(fun, types, leaves, knowing, axis_env)
             return Transaction(again, arguments, held, is_differentiated)
 
@@ -278,16 +281,7 @@ class Transaction:
 
     def of_leaves(self, items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Splits items for the leaves of the result: for its arrays, and for its new refs."""
-        markers = self.traced.out_leaves
-        arrays = [x for x, m in zip(items, markers, strict=True) if m is None]
-        made: dict[int, Any] = {}
-        for x, m in zip(items, markers, strict=True):
-            if isinstance(m, NewRef) and made.setdefault(m.position, x) != x:
-                raise RefValueError(
-                    f"a ref that is made inside is returned twice, once for {made[m.position]} and "
-                    f"once for {x}: it becomes one ref. Return it once"
-                )
-        return arrays, [made[k] for k in range(self._n_new)]
+        return of_leaves(items, self.traced.out_leaves)
 
     def refs(self, slots: Sequence[Slot], arguments: Sequence[RefLike]) -> list[RefLike]:
         """The refs that slots stand for in a call."""
@@ -336,6 +330,21 @@ def is_lane() -> bool:
 
 
 _is_lane: ContextVar[bool] = ContextVar("_is_lane", default=False)
+
+
+def of_leaves(
+    items: Sequence[Any], markers: Sequence[ArgumentRef | OuterRef | NewRef | None]
+) -> tuple[list[Any], list[Any]]:
+    """Splits items for the leaves of a result: for its arrays, and for its new refs."""
+    arrays = [x for x, m in zip(items, markers, strict=True) if m is None]
+    made: dict[int, Any] = {}
+    for x, m in zip(items, markers, strict=True):
+        if isinstance(m, NewRef) and made.setdefault(m.position, x) != x:
+            raise RefValueError(
+                f"a ref that is made inside is returned twice, once for {made[m.position]} and "
+                f"once for {x}: it becomes one ref. Return it once"
+            )
+    return arrays, [made[k] for k in range(len(made))]
 
 
 def links_of(arguments: Sequence[RefLike], outers: Sequence[RefLike]) -> tuple[int | None, ...]:

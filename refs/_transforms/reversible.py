@@ -11,6 +11,7 @@ import jax
 
 from refs import _jax
 from refs._discharge.interpreter import Context
+from refs._discharge.op_by_op import is_staged
 from refs._discharge.rules.reversible import call_reversible
 from refs._handles.predicates import is_ref
 from refs._reversible.formats import Format, format_of
@@ -110,7 +111,7 @@ def reversible(
             if not touch_analysis.closed_over(closed) and not any(map(is_ref, operands)):
                 # All refs are made inside: this is a pure function, wherever it is called.
                 out = call_reversible(Context(differentiated=True), jaxpr, settings, operands)
-            elif _jax.is_staging() and is_to_be_discharged():
+            elif is_staged(_jax.current_trace()) and is_to_be_discharged():
                 out = reversible_p.bind(*operands, jaxpr=jaxpr, settings=settings)
             else:  # JAX transforms this function over refs itself: it is the plain one.
                 return inner(leaves)

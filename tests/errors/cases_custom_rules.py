@@ -26,10 +26,9 @@ def with_a_backward_rule_over_a_new_ref(x):
 
 @raises(
     errors.RefEscapeError,
-    "the backward rule at FILE:N touches ref `local` (created at FILE:N), which is gone "
-    "when the backward pass runs: it was made inside the differentiated function, is an "
-    "argument of a mapped one, or belongs to a pure one. Use a ref made outside, and "
-    "`refs.grad`",
+    "use of ref `local` (created at FILE:N), which was made inside a differentiated function, "
+    "when that has ended: a backward rule, which runs later, can't touch it. Use a ref made "
+    "outside",
 )
 def backward_rule_over_a_ref_made_inside(r, i):
     refs.jit(refs.grad(with_a_backward_rule_over_a_new_ref))(1.0)
@@ -164,9 +163,9 @@ def mapped_with_a_backward_rule_over(ref):
 
 @raises(
     errors.RefEscapeError,
-    "the backward rule at an unknown line touches ref `r` (created at FILE:N) inside of "
-    "shard_map, where a ref from outside can't be written after the forward pass: return "
-    "what it writes as a cotangent, or apply shard_map inside",
+    "ref `r` (created at FILE:N) is touched inside of shard_map, which doesn't take refs from "
+    "outside: pass it as an argument to `refs.shard_map`. A backward rule may return what it "
+    "writes as a cotangent, or apply shard_map inside",
 )
 def a_backward_rule_inside_of_shard_map(r, i):
     mapped = mapped_with_a_backward_rule_over(r)

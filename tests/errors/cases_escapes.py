@@ -44,7 +44,7 @@ def traced_argument_used_in_another_trace(r, i):
     refs.jit(lambda: kept[0][0])()
 
 
-@outlived("get of ref `r`")
+@outlived("use of ref `r`")
 def traced_argument_used_in_a_derivative(r, i):
     kept = []
     refs.jit(kept.append)(r)

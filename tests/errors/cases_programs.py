@@ -149,6 +149,15 @@ def debug_print_of_a_ref_at_top_level(r, i):
     "`ref[...]`, and use the value",
 )
 def linear_solve_over_a_ref(r, i):
+    refs.vmap(lambda x: jax.scipy.sparse.linalg.cg(lambda v: r[1] * v, X))(X)
+
+
+@raises(
+    errors.MissingRuleError,
+    "primitive `custom_linear_solve` at FILE:N takes ref `r` (created at FILE:N), and no discharge "
+    "rule is registered for it: read the ref before, `ref[...]`, and use the value",
+)
+def linear_solve_over_a_ref_in_jit(r, i):
     refs.jit(lambda r: jax.scipy.sparse.linalg.cg(lambda v: r[1] * v, X))(r)
 
 

@@ -72,9 +72,9 @@ def _jit_options(params: _jax.JitParams, args: Sequence[Value], scope: Scope) ->
         arrays = [
             s for a, s in zip(args, params.in_shardings, strict=True) if not isinstance(a, Cell)
         ]
-        state = [of_cell[id(c)] for c in scope.written]
+        state = [of_cell.get(id(c)) for c in scope.written]
         flags = [None] * (len(scope.constants) - len(scope.read))
-        constants = [*(of_cell[id(c)] for c in scope.read), *flags]
+        constants = [*(of_cell.get(id(c)) for c in scope.read), *flags]
         options["in_shardings"] = (arrays, state, constants)
         options["out_shardings"] = (list(params.out_shardings), state)
     return options

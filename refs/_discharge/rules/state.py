@@ -40,7 +40,7 @@ def discharge_swap(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]
         return [None]
     before = cell.read()
     is_masked = ctx.lanes is not None and ctx.lanes.mask is not None
-    is_read = is_masked or ctx.is_used(eqn.outvars[0])
+    is_read = is_masked or ctx.is_used(eqn)
     old = stored(ctx, cell, ref_transforms.read(before, transforms)) if is_read else None
     if ctx.lanes is not None:
         value = ctx.lanes.select(value, old)
