@@ -206,16 +206,17 @@ def added_by_its_call(results: Results) -> str:
 @text("lowering.table")
 def lowering(results: Results) -> str:
     versions = results.of("lowering")
-    columns = [(found, way) for found in versions for way in ("refs", "jax.Ref")]
+    ways = [way for way in versions[-1].sections["times"].ways() if way != "by hand"]
+    columns = [(found, way) for found in versions for way in ways]
     rows = (
         [
             title,
             f"{row['by hand'].median:,.0f}",
-            *(cell(found.sections["times"].rows[title], way, "by hand") for found, way in columns),
+            *(cell(m.sections["times"].rows.get(title, {}), w, "by hand") for m, w in columns),
         ]
         for title, row in versions[-1].sections["equations"].rows.items()
     )
-    head = ["ms, ratio to by hand", "equations", *(f"`{w}`, jax {m.jax}" for m, w in columns)]
+    head = ["ms, ratio to by hand", "equations", *(f"{code(w)}, jax {m.jax}" for m, w in columns)]
     return table(head, rows)
 
 

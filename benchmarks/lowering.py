@@ -1,9 +1,11 @@
 """What it costs to prepare a program over refs for XLA: trace, discharge, order, lower.
 
-    python benchmarks/lowering.py [--rounds N] [--first-rounds N] [--steps N]
+    python benchmarks/lowering.py [--rounds N] [--first-rounds N] [--steps N] [--layers N ...]
 
-Three ways of writing the same program take turns in one process: over refs under `refs.jit`; by
-hand, the state threaded through `jax.jit`; over JAX's own refs under `jax.jit`. A figure is the
+Ways of writing the same program take turns in one process: over refs under `refs.jit`; by hand, the
+state threaded through `jax.jit`; over JAX's own refs under `jax.jit`. Training over refs has two:
+`refs` differentiates a function of the values that it has read, with `jax.value_and_grad`;
+`refs.grad, inside` one that reads the refs itself, with `refs.value_and_grad`. A figure is the
 median of the rounds, a ratio that of the medians. Each round traces functions that JAX has never
 seen, but keeps JAX's caches of its own small functions, as a long session does. The first table
 excludes XLA's compilation, which comes afterwards and takes longer; the second includes it.
@@ -13,86 +15,18 @@ from __future__ import annotations
 
 import argparse
 import functools
-import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+from lowering_programs import BY_HAND, NATIVE, Program, programs
 from results import Section, add_option, record
 from rich.console import Console
 from rich.table import Table
 from stopwatch import Timing, in_turns, medians
 
 import refs
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
-import _digits_baselines
-import digits
-
-
-@dataclass(frozen=True)
-class Program:
-    """One program: `over_refs(state, *args)` and `by_hand(state, *args)`, and their arguments."""
-
-    title: str
-    state: Any
-    args: tuple[Any, ...]
-    over_refs: Callable[..., Any]
-    by_hand: Callable[..., Any]
-
-
-def steps_over_refs(r: Any, n: int) -> None:
-    for k in range(n):
-        x = r[k % 50]
-        r[k * 7 % 50] = jnp.sin(x) * x + k
-
-
-def steps_by_hand(r: Any, n: int) -> Any:
-    for k in range(n):
-        x = r[k % 50]
-        r = r.at[k * 7 % 50].set(jnp.sin(x) * x + k)
-    return r
-
-
-def swaps_over_refs(r: Any, n: int) -> None:
-    for k in range(n):
-        i = k % 50
-        r[i], r[i + 1] = r[i + 1], r[i]
-
-
-def swaps_by_hand(r: Any, n: int) -> Any:
-    for k in range(n):
-        i = k % 50
-        left, right = r[i], r[i + 1]
-        r = r.at[i].set(right).at[i + 1].set(left)
-    return r
-
-
-def programs(steps: int) -> list[Program]:
-    images, labels = jnp.zeros((64, 8, 8)), jnp.zeros(64, jnp.int32)
-    digits_step = Program(
-        "step of the digits example",
-        digits.init(0),
-        (images, labels),
-        digits.train_step.__wrapped__,
-        _digits_baselines.hand_threaded_step.__wrapped__,
-    )
-
-    def of(n: int, title: str, cells: int, over_refs: Any, by_hand: Any) -> Program:
-        over_refs, by_hand = functools.partial(over_refs, n=n), functools.partial(by_hand, n=n)
-        return Program(f"{n:,} {title}", jnp.zeros(cells), (), over_refs, by_hand)
-
-    swaps = swaps_over_refs, swaps_by_hand
-    return [
-        digits_step,
-        of(steps, "reads and writes", 1000, steps_over_refs, steps_by_hand),
-        of(steps // 4, "swaps", 1000, *swaps),
-        of(steps // 4, "swaps in 10⁴ elements, behind fences", 10_000, *swaps),
-    ]
 
 
 def fresh(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,15 +35,18 @@ def fresh(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def lowerings(program: Program) -> dict[str, Callable[[], Any]]:
-    state = jax.tree.map(refs.new_ref, program.state)
     native = jax.tree.map(jax.new_ref, program.state)
-    return {
-        "refs": lambda: refs.jit(fresh(program.over_refs)).lower(state, *program.args),
-        "by hand": lambda: jax.jit(fresh(program.by_hand), donate_argnums=0).lower(
-            program.state, *program.args
-        ),
-        "jax.Ref": lambda: jax.jit(fresh(program.over_refs)).lower(native, *program.args),
+    state = jax.tree.map(refs.new_ref, program.state)
+    kinds = {
+        BY_HAND: (functools.partial(jax.jit, donate_argnums=0), program.state),
+        NATIVE: (jax.jit, native),
     }
+
+    def lowering(way: str, fun: Callable[..., Any]) -> Callable[[], Any]:
+        jit, its_state = kinds.get(way, (refs.jit, state))
+        return lambda: jit(fresh(fun)).lower(its_state, *program.args)
+
+    return {way: lowering(way, fun) for way, fun in program.ways.items()}
 
 
 def seconds_to_compile(lower: Callable[[], Any]) -> float:
@@ -119,11 +56,13 @@ def seconds_to_compile(lower: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def measured(rounds: int, first_rounds: int, steps: int) -> dict[str, Section]:
+def measured(
+    rounds: int, first_rounds: int, steps: int, layers: Sequence[int]
+) -> dict[str, Section]:
     times, equations, first = {}, {}, {}
-    for program in programs(steps):
-        closed = jax.make_jaxpr(program.by_hand)(program.state, *program.args)
-        equations[program.title] = {"by hand": Timing(len(closed.jaxpr.eqns))}
+    for program in programs(steps, layers):
+        closed = jax.make_jaxpr(program.ways[BY_HAND])(program.state, *program.args)
+        equations[program.title] = {BY_HAND: Timing(len(closed.jaxpr.eqns))}
         calls = lowerings(program)
         # `medians` calls each once before the rounds, which fills JAX's own caches.
         found = medians(list(calls.values()), rounds, repeat=1)
@@ -132,9 +71,9 @@ def measured(rounds: int, first_rounds: int, steps: int) -> dict[str, Section]:
         found = in_turns(compiling, first_rounds)
         first[program.title] = dict(zip(calls, found, strict=True))
     return {
-        "times": Section("ms", times, "by hand"),
+        "times": Section("ms", times, BY_HAND),
         "equations": Section("equations", equations),
-        "first": Section("s", first, "by hand"),
+        "first": Section("s", first, BY_HAND),
     }
 
 
@@ -144,9 +83,13 @@ def shown(title: str, section: Section) -> Table:
     for way in section.ways():
         table.add_column(way, justify="right")
     for name, times in section.rows.items():
-        by_hand = times["by hand"].median
+        ratios = {way: t.median / times[BY_HAND].median for way, t in times.items()}
         table.add_row(
-            name, *(f"{t.median:,.3g} ({t.median / by_hand:.2f}x)" for t in times.values())
+            name,
+            *(
+                f"{times[way].median:,.3g} ({ratios[way]:.2f}x)" if way in times else "–"
+                for way in section.ways()
+            ),
         )
     return table
 
@@ -156,9 +99,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--first-rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--layers", type=int, nargs="+", default=[12, 24])
     add_option(parser)
     options = parser.parse_args()
-    found = measured(options.rounds, options.first_rounds, options.steps)
+    found = measured(options.rounds, options.first_rounds, options.steps, options.layers)
     for title, of in (("Milliseconds to trace and lower", "times"), ("Seconds with XLA", "first")):
         Console().print(shown(title, found[of]))
     record("lowering", found, options)

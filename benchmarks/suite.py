@@ -62,10 +62,11 @@ BENCHMARKS = {
     "lowering": Benchmark(
         "lowering.py",
         (
-            *("_discharge", "_indexing", "_inplace", "_jit", "_tracing", "_transactions"),
+            *("_derivatives", "_discharge", "_indexing", "_inplace", "_jit", "_tracing"),
+            *("_transactions", "_transforms", "benchmarks/lowering_programs.py"),
             *("examples/digits.py", "examples/_digits_baselines.py"),
         ),
-        quick=("--rounds", "1", "--first-rounds", "1", "--steps", "40"),
+        quick=("--rounds", "1", "--first-rounds", "1", "--steps", "40", "--layers", "1"),
     ),
     "callbacks": Benchmark(
         "callbacks.py",
