@@ -13,7 +13,6 @@ from refs import _jax
 from refs._derivatives.differentiable import Check, Differentiable
 from refs._derivatives.direct import Direct, op_by_op
 from refs._derivatives.inputs import Inputs
-from refs._derivatives.traced import Traced
 from refs._transactions.signature import check_callable
 from refs._types import PyTree, Value
 from refs.errors import RefTypeError, RefValueError
@@ -28,8 +27,7 @@ def differentiable(
 ) -> Differentiable:
     """A call as a pure function. Outside of staging traces, Python code may inspect its values."""
     check_callable(doing, fun)
-    kind = Traced if _jax.is_staging() else Direct
-    return kind(doing, fun, inputs, has_aux, check)
+    return Direct(doing, fun, inputs, has_aux, check)
 
 
 def check_reduce_axes(doing: str, reduce_axes: Sequence[Any]) -> None:

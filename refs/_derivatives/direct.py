@@ -23,9 +23,18 @@ from refs._handles.making import make
 from refs._handles.predicates import is_ref
 from refs._inplace.in_place import in_place
 from refs._origin import Origin
+from refs._tracing.discharged import is_lane
 from refs._tracing.facts import can_fail, can_fail_itself
-from refs._tracing.trace import PartlyKnown, advised, new_origins, result_of, strip_refs
+from refs._tracing.touch_analysis import Touch
+from refs._tracing.trace import (
+    PartlyKnown,
+    advised,
+    new_origins,
+    result_of,
+    strip_refs,
+)
 from refs._transactions.calls import has_loops, run
+from refs._transactions.transaction import Transaction
 from refs._types import Buffer, ClosedJaxpr, Primitive, RefLike, Value
 from refs.errors import RefStateError
 
@@ -176,7 +185,7 @@ class Direct(Differentiable):
 
     def __call__(self, values: Sequence[Value]) -> tuple[list[Value], Any]:
         n, refs = len(self.inputs.arrays), self.inputs.refs
-        trace = OpByOp(_jax.current_trace(), self._outside, is_differentiated=True)
+        trace = _Differentiated(_jax.current_trace(), self._outside, self._lane)
         for ref, value in zip(refs, values[n:], strict=True):
             trace.open(ref, value)
         with _jax.set_current_trace(trace), _jax.without_hi_primitives():
@@ -212,16 +221,69 @@ class Direct(Differentiable):
         def inside() -> tuple[Any, ...]:
             self._outside = _jax.current_trace()
             arrays, refs = self.inputs.arrays, self.inputs.refs
-            values = [*arrays, *map(access.get, refs)]
+            self._lane = lane = _Lane.of(self._fun, self.inputs) if is_lane() else None
+            get = access.get if lane is None else lane.get
+            values = [*arrays, *map(get, refs)]
             for k, x in enumerate(values):
                 self.check(k, x)
             *out, (arrays, contents, state) = transformed(values)
             for ref, value in zip(self._written, state, strict=True):
-                access.set(ref, ..., value)
+                if lane is None:
+                    access.set(ref, ..., value)
+                else:
+                    lane.set(ref, value)
             new = [*map(_made, contents, new_origins(self._markers))]
             return *out, result_of(self._aux_tree, self._markers, arrays, [], new)
 
         return op_by_op(inside)
+
+
+class _Differentiated(OpByOp):
+    """The trace of a differentiated function."""
+
+    def __init__(self, parent: Any, outside: _jax.Trace, lane: _Lane | None):
+        super().__init__(parent, outside, is_differentiated=True)
+        self._lane = lane
+
+    def read(self, ref: RefLike) -> Value:
+        if self._lane is None:
+            return super().read(ref)
+        with _jax.set_current_trace(self.outside):
+            return self._lane.get(ref)
+
+
+class _Lane:
+    """The refs of a function that is differentiated in a lane of `refs.vmap`.
+
+    There, a ref that lanes share must not be read if the function only accumulates into it, nor if
+    only a backward rule does. So the function is traced once before, to tell.
+    """
+
+    def __init__(self, t: Transaction, arguments: Sequence[RefLike]):
+        self._transaction, self._arguments = t, arguments
+        slots = [*t.touch_of]
+        self._slots = dict(zip(map(id, t.refs(slots, arguments)), slots, strict=True))
+
+    @staticmethod
+    def of(fun: Callable[..., Any], inputs: Inputs) -> _Lane:
+        def known(*args: Any, **kwargs: Any) -> Any:
+            return PartlyKnown(fun(*args, **kwargs))
+
+        refs, rebuild = inputs.refs, inputs.rebuild
+        t = Transaction.of(known, refs, inputs.arrays, rebuild, is_differentiated=True)
+        return _Lane(t, refs)
+
+    def get(self, ref: RefLike) -> Value:
+        """What the function has for a ref's value: the neutral element, if it only accumulates."""
+        slot = self._slots[id(ref)]
+        if self._transaction.touch_of[slot] == Touch.NONE:
+            return None
+        [value] = self._transaction.values([slot], self._arguments)
+        return value
+
+    def set(self, ref: RefLike, value: Value) -> None:
+        """Gives a ref its new value, or accumulates what the function has accumulated."""
+        self._transaction.commit([self._slots[id(ref)]], self._arguments, [value])
 
 
 def _made(value: Value, origin: Origin) -> RefLike:

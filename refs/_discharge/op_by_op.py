@@ -33,6 +33,7 @@ from refs._handles.ref_type import RefType
 from refs._origin import Origin, origin_of
 from refs._tracing import touch_analysis
 from refs._tracing.derivative_rules import has_custom_vjp, touched_by_rules
+from refs._tracing.discharged import is_lane
 from refs._tracing.facts import can_fail, can_fail_itself
 from refs._tracing.touch_analysis import Touch
 from refs._tracing.trace import AbstractArgument, one_name, ref_type
@@ -258,6 +259,8 @@ class OpByOp(_jax.Trace):
     ) -> list[Any]:
         """The outputs of a jaxpr, for values and refs. `made` caches its compiled forms."""
         held = Touch.READ | Touch.WRITE if self.is_differentiated else Touch.NONE
+        if is_lane():
+            held = Touch.READ
         program = Program.of(jaxpr, self.is_differentiated and made is None)
         args = [self.cell_of(x) if is_ref(x) else x for x in operands]
         closed_over = [*map(self.cell_of, program.refs)]

@@ -14,9 +14,9 @@ import jax
 from refs import _jax
 from refs._handles.making import make
 from refs._handles.predicates import is_ref
+from refs._tracing.discharged import is_lane
 from refs._tracing.trace import Call, flattened, new_origins, ref_type, result_of
 from refs._transactions.signature import Static, type_of
-from refs._transactions.transaction import is_lane
 from refs._types import PyTree, RefLike, Value
 
 

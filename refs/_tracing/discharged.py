@@ -23,3 +23,21 @@ def is_to_be_discharged() -> bool:
 
 
 _is_discharged: ContextVar[bool] = ContextVar("_is_discharged", default=False)
+
+
+@contextmanager
+def in_lane() -> Iterator[None]:
+    """A context in which the function that `refs.vmap` maps is traced."""
+    token = _is_lane.set(True)
+    try:
+        yield
+    finally:
+        _is_lane.reset(token)
+
+
+def is_lane() -> bool:
+    """Whether a function that `refs.vmap` maps is being traced."""
+    return _is_lane.get()
+
+
+_is_lane: ContextVar[bool] = ContextVar("_is_lane", default=False)

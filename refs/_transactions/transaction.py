@@ -12,9 +12,8 @@ they are: handles, or the traced refs of an enclosing transformation. So wrapper
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +27,7 @@ from refs._discharge.program import Program
 from refs._handles import access
 from refs._handles.making import make
 from refs._origin import Origin, origin_of
+from refs._tracing.discharged import is_lane
 from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import Touch
 from refs._tracing.trace import (
@@ -125,7 +125,7 @@ class Transaction:
         `types` are the types of the refs inside, if these differ from those outside.
         """
         held = Touch.READ | Touch.WRITE if is_differentiated else Touch.NONE
-        if _is_lane.get():  # Lanes may read a ref that they share.
+        if is_lane():  # Lanes may read a ref that they share.
             held = Touch.READ
         outside = [ref_type(r) for r in arguments]
         types = outside if types is None else types
@@ -266,7 +266,7 @@ class Transaction:
 
     def _method(self, slot: Slot) -> str | None:
         """In a lane: the update method of a slot that is only accumulated into; else None."""
-        return self.touch_of[slot].method if _is_lane.get() else None
+        return self.touch_of[slot].method if is_lane() else None
 
     def result(
         self, arrays: Sequence[Value], made: Sequence[Value], arguments: Sequence[RefLike]
@@ -312,24 +312,6 @@ class Transaction:
     def new_origins(self) -> list[Origin]:
         """The origins of the refs that the function makes and returns."""
         return new_origins(self.traced.out_leaves)
-
-
-@contextmanager
-def in_lane() -> Iterator[None]:
-    """A context in which the function that `refs.vmap` maps is traced."""
-    token = _is_lane.set(True)
-    try:
-        yield
-    finally:
-        _is_lane.reset(token)
-
-
-def is_lane() -> bool:
-    """Whether a function that `refs.vmap` maps is being traced."""
-    return _is_lane.get()
-
-
-_is_lane: ContextVar[bool] = ContextVar("_is_lane", default=False)
 
 
 def of_leaves(

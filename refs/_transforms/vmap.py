@@ -21,12 +21,13 @@ from refs._handles.access import describe
 from refs._handles.predicates import is_ref
 from refs._lanes.lane_analysis import Contents, LaneAnalysis
 from refs._lanes.streams import Stream, after_a_key
+from refs._tracing.discharged import in_lane
 from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import uses_refs
 from refs._tracing.trace import AbstractArgument, Call, ref_type
 from refs._transactions.calls import in_transaction
 from refs._transactions.signature import Given, check_callable, per_leaf, without_views
-from refs._transactions.transaction import Slot, Transaction, in_lane
+from refs._transactions.transaction import Slot, Transaction
 from refs._transforms import by_jax
 from refs._transforms.own_axes import taken_apart
 from refs._types import Aval, ClosedJaxpr, PyTree, RefLike, Value
