@@ -22,7 +22,8 @@ from refs._handles.predicates import is_ref, is_view
 from refs._handles.ref import Ref
 from refs._handles.view import RefView
 from refs._origin import user_site
-from refs._tracing.trace import one_name, ref_type, unique
+from refs._tracing.names import one_name
+from refs._tracing.trace import ref_type, unique
 from refs._types import Aval, DType, PyTree, RefLike, Sharding, Value
 from refs.errors import RefTypeError, RefValueError
 

@@ -1,4 +1,4 @@
-"""Code shared by the differentiating transformations: `Direct` or `Traced`, and checks."""
+"""Code shared by the differentiating transformations: what is checked."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from refs import _jax
+from refs._derivatives.at_top_level import op_by_op
 from refs._derivatives.differentiable import Check, Differentiable
-from refs._derivatives.direct import Direct, op_by_op
 from refs._derivatives.inputs import Inputs
 from refs._transactions.signature import check_callable
 from refs._types import PyTree, Value
@@ -25,9 +25,9 @@ def differentiable(
     has_aux: bool,
     check: Check = lambda k, x: None,
 ) -> Differentiable:
-    """A call as a pure function. Outside of staging traces, Python code may inspect its values."""
+    """A call as a pure function."""
     check_callable(doing, fun)
-    return Direct(doing, fun, inputs, has_aux, check)
+    return Differentiable(doing, fun, inputs, has_aux, check)
 
 
 def check_reduce_axes(doing: str, reduce_axes: Sequence[Any]) -> None:

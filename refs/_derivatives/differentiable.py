@@ -1,27 +1,36 @@
-"""A call as JAX differentiates it: a pure function of its variables."""
+"""A call as JAX differentiates it: the function runs once, under JAX's own transformation."""
 
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
+from refs._derivatives.at_top_level import op_by_op
 from refs._derivatives.inputs import Inputs
+from refs._discharge.op_by_op import OpByOp
+from refs._handles import access
+from refs._handles.access import describe
+from refs._handles.making import make
+from refs._handles.predicates import is_ref
+from refs._origin import Origin
+from refs._tracing.discharged import is_lane
+from refs._tracing.touch_analysis import Touch
+from refs._tracing.trace import PartlyKnown, advised, new_origins, result_of, strip_refs
 from refs._transactions.signature import flags
-from refs._types import PyTree, PyTreeDef, Value
+from refs._transactions.transaction import Transaction
+from refs._types import PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefEscapeError, RefTypeError
 
 Check = Callable[[int, Value], None]
 
 
-class Differentiable(ABC):
-    """A call as a pure function of its variables. Subclasses: `Direct` and `Traced`.
+class Differentiable:
+    """A call as a pure function of its variables, in whose body Python may inspect what it can in JAX.
 
     The `values` are the array variables, then the contents of the ref variables at entry.
     `check(k, value)` is called for each of them when it is known, and may refuse it.
@@ -34,18 +43,46 @@ class Differentiable(ABC):
 
     out_tree: PyTreeDef
     has_backward_effects: bool
+    _outside: _jax.Trace  # the trace around the transformation
+    _lane: _Lane | None  # there
 
-    def __init__(self, doing: str, inputs: Inputs, has_aux: bool, check: Check):
+    def __init__(
+        self,
+        doing: str,
+        fun: Callable[..., Any],
+        inputs: Inputs,
+        has_aux: bool,
+        check: Check,
+    ):
         self.doing, self.inputs, self.has_aux, self.check = doing, inputs, has_aux, check
+        self._fun = returning_pair(doing, fun) if has_aux else fun
 
-    @abstractmethod
     def __call__(self, values: Sequence[Value]) -> tuple[list[Value], Any]:
         """`(outputs, rest)`: a value for each leaf of `out_tree`, and the other results.
 
-        `rest` isn't differentiated: auxiliary data and state, as the subclass describes.
+        `rest` isn't differentiated. It is `(arrays, contents, state)`: the arrays in the auxiliary
+        data, the final values of new refs in them, and those of the refs that were written.
         """
+        n, refs = len(self.inputs.arrays), self.inputs.refs
+        trace = _Differentiated(_jax.current_trace(), self._outside, self._lane)
+        for ref, value in zip(refs, values[n:], strict=True):
+            trace.open(ref, value)
+        with _jax.set_current_trace(trace), _jax.without_hi_primitives():
+            args, kwargs = self.inputs.rebuild(refs, values[:n])
+            result = advised(self._fun)(*args, **kwargs)
+        output, aux = result if self.has_aux else (result, None)
+        out, self.out_tree = jax.tree.flatten(output)
+        for x in out:
+            if is_ref(x):
+                raise self.escaped(describe(x))
+        leaves, self._aux_tree = jax.tree.flatten(PartlyKnown(aux))
+        with _jax.set_current_trace(trace):
+            arrays, self._markers, contents = strip_refs(leaves, [])
+        self.has_backward_effects = trace.has_custom_vjp
+        self._written, state = trace.written
+        trace.end()
+        return out, (arrays, contents, state)
 
-    @abstractmethod
     def with_contents(
         self, values: Sequence[Value]
     ) -> tuple[tuple[list[Value], dict[int, Value]], Any]:
@@ -54,14 +91,41 @@ class Differentiable(ABC):
         `final` has those of the variables that the function writes, by the position in
         `inputs.refs`.
         """
+        out, rest = self(values)
+        *_, state = rest
+        number = {id(ref): k for k, ref in enumerate(self.inputs.refs)}
+        final = {
+            number[id(ref)]: value
+            for ref, value in zip(self._written, state, strict=True)
+            if id(ref) in number
+        }
+        return (out, final), rest
 
-    @abstractmethod
     def run(self, transformed: Callable[[list[Value]], tuple[Any, ...]]) -> tuple[Any, ...]:
         """`transformed(values)`, one of JAX's transformations of this function, as one operation.
 
         `transformed` returns a tuple, whose last item is this function's `rest`. The state in it is
         written back to the refs, and the auxiliary data take its place in the result.
         """
+
+        def inside() -> tuple[Any, ...]:
+            self._outside = _jax.current_trace()
+            arrays, refs = self.inputs.arrays, self.inputs.refs
+            self._lane = lane = _Lane.of(self._fun, self.inputs) if is_lane() else None
+            get = access.get if lane is None else lane.get
+            values = [*arrays, *map(get, refs)]
+            for k, x in enumerate(values):
+                self.check(k, x)
+            *out, (arrays, contents, state) = transformed(values)
+            for ref, value in zip(self._written, state, strict=True):
+                if lane is None:
+                    access.set(ref, ..., value)
+                else:
+                    lane.set(ref, value)
+            new = [*map(_made, contents, new_origins(self._markers))]
+            return *out, result_of(self._aux_tree, self._markers, arrays, [], new)
+
+        return op_by_op(inside)
 
     def holding(self, in_nzs: PyTree | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """A decorator for functions of `values`: those flagged false in `in_nzs` are constant."""
@@ -107,8 +171,55 @@ def returning_pair(doing: str, fun: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def as_variable(x: Value) -> Value:
-    """A number as an array if it has a tangent. Others stay Python's or NumPy's, as in JAX."""
-    if not isinstance(x, jax.typing.ArrayLike) or isinstance(x, jax.Array):
-        return x
-    return _jax.as_array(x) if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else x
+class _Differentiated(OpByOp):
+    """The trace of a differentiated function."""
+
+    def __init__(self, parent: Any, outside: _jax.Trace, lane: _Lane | None):
+        super().__init__(parent, outside, is_differentiated=True)
+        self._lane = lane
+
+    def read(self, ref: RefLike) -> Value:
+        if self._lane is None:
+            return super().read(ref)
+        with _jax.set_current_trace(self.outside):
+            return self._lane.get(ref)
+
+
+class _Lane:
+    """The refs of a function that is differentiated in a lane of `refs.vmap`.
+
+    There, a ref that lanes share must not be read if the function only accumulates into it, nor if
+    only a backward rule does. So the function is traced once before, to tell.
+    """
+
+    def __init__(self, t: Transaction, arguments: Sequence[RefLike]):
+        self._transaction, self._arguments = t, arguments
+        slots = [*t.touch_of]
+        self._slots = dict(zip(map(id, t.refs(slots, arguments)), slots, strict=True))
+
+    @staticmethod
+    def of(fun: Callable[..., Any], inputs: Inputs) -> _Lane:
+        def known(*args: Any, **kwargs: Any) -> Any:
+            return PartlyKnown(fun(*args, **kwargs))
+
+        refs, rebuild = inputs.refs, inputs.rebuild
+        t = Transaction.of(known, refs, inputs.arrays, rebuild, is_differentiated=True)
+        return _Lane(t, refs)
+
+    def get(self, ref: RefLike) -> Value:
+        """What the function has for a ref's value: the neutral element, if it only accumulates."""
+        slot = self._slots[id(ref)]
+        if self._transaction.touch_of[slot] == Touch.NONE:  # Only a rule that runs later touches it.
+            return None
+        [value] = self._transaction.values([slot], self._arguments)
+        return value
+
+    def set(self, ref: RefLike, value: Value) -> None:
+        """Gives a ref its new value, or accumulates what the function has accumulated."""
+        self._transaction.commit([self._slots[id(ref)]], self._arguments, [value])
+
+
+def _made(value: Value, origin: Origin) -> RefLike:
+    """The ref outside of a function for one that it has made and returned, with its final value."""
+    trace = _jax.current_trace()
+    return trace.make(value, origin) if isinstance(trace, OpByOp) else make(value, origin)

@@ -20,7 +20,8 @@ from refs._handles.access import check_ref, describe, get
 from refs._handles.predicates import is_ref, is_view
 from refs._handles.view import RefView
 from refs._indexing.index import Index
-from refs._tracing.trace import one_name, unique
+from refs._tracing.names import one_name
+from refs._tracing.trace import unique
 from refs._transactions.signature import check_arrays, dtype_of, path_of
 from refs._types import Aval, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefTypeError, RefValueError

@@ -22,14 +22,13 @@ from refs._handles import access
 from refs._jit.packing import Packing, holder_of, part_in
 from refs._origin import Origin, origin_of
 from refs._tracing.discharged import to_be_discharged
+from refs._tracing.names import Names, one_name
 from refs._tracing.trace import (
     ArgumentRef,
-    Names,
     NewRef,
     OuterRef,
     advised,
     new_origins,
-    one_name,
     ref_type,
     strip_refs,
 )

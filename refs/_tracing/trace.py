@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +21,7 @@ from refs._handles.ref_type import RefType
 from refs._indexing.values import neutral_of, zeros_of
 from refs._origin import Origin, origin_of
 from refs._tracing.discharged import to_be_discharged
+from refs._tracing.names import one_name
 from refs._types import Aval, ClosedJaxpr, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefError, RefEscapeError, RefTypeError, RefValueError
 
@@ -52,53 +52,6 @@ def neutral_like(ref: RefLike, method: str) -> Value:
 def zeros_like(ref: RefLike) -> Value:
     """Zeros of the type of a ref's value."""
     return zeros_of(ref_type(ref).inner_aval)
-
-
-class Names:
-    """Other names of refs, while a function is traced that has refs under two names.
-
-    Attributes:
-      other: the id of a ref -> the ref that it is, too.
-      used: the ids of those that `one_name` has found.
-    """
-
-    def __init__(self) -> None:
-        self.other: dict[int, RefLike] = {}
-        self.used: set[int] = set()
-        self._outer: Names | None = None
-
-    @contextmanager
-    def known(self) -> Iterator[None]:
-        """A context in which `one_name` knows these names."""
-        self._outer = _names.get()
-        token = _names.set(self)
-        try:
-            yield
-        finally:
-            _names.reset(token)
-            self._outer = None
-
-    def find(self, ref: RefLike) -> RefLike:
-        if id(ref) in self.other:
-            self.used.add(id(ref))
-            ref = self.other[id(ref)]
-        return ref if self._outer is None else self._outer.find(ref)
-
-
-def one_name(ref: RefLike) -> RefLike:
-    """The one of a ref's names that all wrappers know it by."""
-    _lookups.set(_lookups.get() + 1)
-    ref, names = _jax.passed_on(ref), _names.get()
-    return ref if names is None else names.find(ref)
-
-
-def lookups() -> int:
-    """The number of calls of `one_name`: it grows where a traced function calls wrappers."""
-    return _lookups.get()
-
-
-_names: ContextVar[Names | None] = ContextVar("_names", default=None)
-_lookups: ContextVar[int] = ContextVar("_lookups", default=0)
 
 
 class Unique(NamedTuple):

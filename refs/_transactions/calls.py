@@ -90,7 +90,9 @@ class _TracedCall:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether it closes over no tracers, whose trace ends."""
+        """Whether it serves other refs, and closes over no tracers, whose trace ends."""
+        if self._t.has_other_names:
+            return False
         closed_over = (*self._t.program.refs, *self._t.program.arrays)
         return not any(isinstance(x, _jax.Tracer) for x in closed_over)
 

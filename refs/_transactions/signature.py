@@ -13,7 +13,8 @@ from refs import _jax
 from refs._handles.access import check_ref, describe
 from refs._handles.predicates import is_ref, is_view
 from refs._handles.view import RefView
-from refs._tracing.trace import Call, one_name
+from refs._tracing.names import one_name
+from refs._tracing.trace import Call
 from refs._types import Aval, DType, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
 

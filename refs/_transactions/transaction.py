@@ -30,13 +30,12 @@ from refs._origin import Origin, origin_of
 from refs._tracing.discharged import is_lane
 from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import Touch
+from refs._tracing.names import Names
 from refs._tracing.trace import (
     ArgumentRef,
-    Names,
     NewRef,
     OuterRef,
     Trace,
-    lookups,
     neutral_like,
     new_origins,
     ref_type,
@@ -71,6 +70,7 @@ class Transaction:
       written: the slots that the function changes, arguments first.
       read: the slots that it only reads.
       touch_of: how the function touches each slot.
+      has_other_names: whether a wrapper inside has met a ref that is given and closed over.
       held: the touches that derivative rules may add to a slot that their function is given and
         doesn't touch.
     """
@@ -81,8 +81,9 @@ class Transaction:
         arguments: Sequence[RefLike],
         held: Touch = Touch.NONE,
         is_differentiated: bool = False,
+        has_other_names: bool = False,
     ):
-        self.traced, self.held = traced, held
+        self.traced, self.held, self.has_other_names = traced, held, has_other_names
         # A derivative in a lane: the rules get the value of a ref that is a variable, for its
         # cotangent. They may accumulate into any other, which lanes share, if its value isn't read.
         held_outside = Touch.NONE if is_differentiated and held == Touch.READ else held
@@ -129,30 +130,20 @@ class Transaction:
             held = Touch.READ
         outside = [ref_type(r) for r in arguments]
         types = outside if types is None else types
-        before = lookups()
-        traced = trace(fun, types, leaves, rebuild, axis_env)
-        has_wrappers = lookups() > before
-        t = Transaction(traced, arguments, held, is_differentiated)
-        same = {
-            i: t.program.refs[k]
-            for i, k in enumerate(t.links)
-            if k is not None and types[i] == outside[i]
-        }
-        if not same or not has_wrappers:
-            return t
+        names = Names()
 
-        # Wrappers inside must see that these are one ref, whichever name they are given. To JAX
-        # they are two: it takes no ref both as an argument and closed over.
-        def knowing(
+        # Wrappers inside take a ref that is given and closed over for one, the one that is given.
+        def named(
             refs: Sequence[RefLike], leaves: Sequence[Value]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            names.other.update({id(refs[i]): ref for i, ref in same.items()})
+            same = zip(arguments, outside, refs, types, strict=True)
+            names.other.update({id(ref): x for ref, t, x, inner in same if t == inner})
             return rebuild(refs, leaves)
 
-        names = Names()
         with names.known():
-            again = trace(fun, types, leaves, knowing, axis_env)
-            return Transaction(again, arguments, held, is_differentiated)
+            traced = trace(fun, types, leaves, named, axis_env)
+        names.other.clear()
+        return Transaction(traced, arguments, held, is_differentiated, bool(names.used))
 
     def run(
         self,

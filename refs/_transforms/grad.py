@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from refs import _jax
 from refs._derivatives.derivative import check_output, check_reduce_axes, derivative
 from refs._derivatives.differentiable import Differentiable
-from refs._derivatives.direct import backward
+from refs._derivatives.at_top_level import backward
 from refs._derivatives.inputs import Inputs
 from refs._types import PyTree, Value
 from refs.errors import RefTypeError
