@@ -174,6 +174,7 @@ class Body:
       nodes: its operations, in the program's order.
       outputs: its results.
       saved: variables inside that the backward pass is given: counts of steps of `while_loop`s.
+      solutions: those that `solve` has found, by what was known and whether to the bit.
     """
 
     def __init__(
@@ -185,6 +186,7 @@ class Body:
     ):
         self.inputs, self.nodes, self.outputs = tuple(inputs), tuple(nodes), tuple(outputs)
         self.saved = tuple(saved)
+        self.solutions: dict[tuple[frozenset[Var], bool], Solution] = {}
 
     def run(
         self,

@@ -16,7 +16,14 @@ from refs._reversible.nodes import Body, Node, Solution, Step, Var
 
 def solve(body: Body, given: Iterable[Var], is_exact: bool) -> Solution:
     """All that can be known of a body's variables, where `given` are known."""
-    known = Solution(given, is_exact)
+    # A loop asks whenever one more of its operands is known, and for a nested one each time again.
+    key = frozenset(given), is_exact
+    if key not in body.solutions:
+        body.solutions[key] = _solved(body, Solution(*key))
+    return body.solutions[key]
+
+
+def _solved(body: Body, known: Solution) -> Solution:
     position = {node: k for k, node in enumerate(body.nodes)}
     watchers: dict[Var, list[Node]] = {}
     for node in body.nodes:
