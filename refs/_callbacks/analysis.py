@@ -33,7 +33,10 @@ def uncopied(closed: ClosedJaxpr, refs: dict[Any, RefLike]) -> set[Any]:
 
 def calls_host(closed: ClosedJaxpr) -> bool:
     """Whether the jaxpr, or one in it, calls a callback of this library."""
-    return _jax.any_equation(closed, lambda e: e.primitive in (ref_callback_p, host_callback_p))
+    return _calls_host(closed.jaxpr)
+
+
+_calls_host = _jax.anywhere(lambda e: e.primitive in (ref_callback_p, host_callback_p))
 
 
 def _held_by_all(closed: ClosedJaxpr) -> set[Any] | None:
@@ -64,8 +67,6 @@ def _held_by_all(closed: ClosedJaxpr) -> set[Any] | None:
 
 
 def _specs(closed: ClosedJaxpr) -> Iterator[CallbackSpec]:
-    for eqn in closed.jaxpr.eqns:
+    for eqn in _jax.all_equations(closed.jaxpr.eqns):
         if eqn.primitive is ref_callback_p:
             yield eqn.params["spec"]
-        for inner in _jax.jaxprs_in(eqn.params):
-            yield from _specs(inner)

@@ -177,6 +177,8 @@ class Context:
 
 def _calls_host(eqn: Eqn) -> bool:
     return eqn.primitive is host_callback_p or any(
-        _jax.any_equation(inner, lambda e: e.primitive is host_callback_p)
-        for inner in _jax.jaxprs_in(eqn.params)
+        _has_host_callback(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params)
     )
+
+
+_has_host_callback = _jax.anywhere(lambda e: e.primitive is host_callback_p)

@@ -66,17 +66,16 @@ def refuse_hidden(eqn: Eqn) -> None:
     Equinox makes what is no array a parameter of its primitives: a function, which may read a
     global ref, and with JAX before 0.12 a ref, too.
     """
-    for inner in _jax.jaxprs_in(eqn.params):
-        for within in inner.jaxpr.eqns:
-            refuse_hidden(within)
-    items = [x for value in eqn.params.values() if type(value) is tuple for x in value]
-    for ref in filter(is_ref, itertools.chain.from_iterable(map(_held, items))):
-        if jnp.issubdtype(ref.dtype, jnp.inexact):
-            raise MissingRuleError(
-                f"derivative of primitive `{eqn.primitive}` at {_jax.user_line(eqn)}, among whose "
-                f"parameters is {describe(ref)}, or a function that names it: what the ref holds "
-                "would count as constant. Read the ref before, `ref[...]`, and use the value"
-            )
+    for within in _jax.all_equations([eqn]):
+        items = [x for value in within.params.values() if type(value) is tuple for x in value]
+        for ref in filter(is_ref, itertools.chain.from_iterable(map(_held, items))):
+            if jnp.issubdtype(ref.dtype, jnp.inexact):
+                raise MissingRuleError(
+                    f"derivative of primitive `{within.primitive}` at {_jax.user_line(within)}, "
+                    f"among whose parameters is {describe(ref)}, or a function that names it: what "
+                    "the ref holds would count as constant. Read the ref before, `ref[...]`, and "
+                    "use the value"
+                )
 
 
 def _held(parameter: Any) -> Iterable[Any]:
