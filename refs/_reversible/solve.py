@@ -37,6 +37,7 @@ def _solved(body: Body, known: Solution) -> Solution:
         for step in node.ways(known):
             n += 1
             heapq.heappush(heap, (0 if step.runs else node.rank, -position[node], n, step))
+            known.offered.update((node, v) for v in step.gives if not step.runs)
 
     for node in body.nodes:
         offer(node)
