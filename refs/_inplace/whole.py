@@ -66,7 +66,7 @@ def _users(body: Body) -> dict[Any, set[int]]:
     if not overwritten:
         return {}
     # One walk for all types of buffers: a set of types is a number with a bit for each.
-    bits = {of_type: 1 << n for n, of_type in enumerate(overwritten)}
+    bits: dict[Any, int] = {of_type: 1 << n for n, of_type in enumerate(overwritten)}
 
     def bit(v: Atom) -> int:
         return bits.get(type_of(v), 0)
@@ -76,7 +76,7 @@ def _users(body: Body) -> dict[Any, set[int]]:
         """The types of which a buffer is large, compared with so many elements."""
         return sum(bits[shape, dtype] for shape, dtype in bits if 2 * size <= math.prod(shape))
 
-    made_of = {v: bit(v) for v in free}  # such buffers, and what is made of them
+    made_of: dict[Any, int] = {v: bit(v) for v in free}  # such buffers, and what is made of them
     read: dict[Any, int] = {}  # the values for which XLA would read from one where it uses them
     for _, eqn in fused:
         whole, part = 0, bit(eqn.invars[0]) if is_read(eqn) else 0
@@ -86,7 +86,7 @@ def _users(body: Body) -> dict[Any, set[int]]:
         for v in eqn.outvars:
             made_of[v], read[v] = whole, part
     found: defaultdict[Any, set[int]] = defaultdict(set)
-    kernels = {v: bit(v) & made_of.get(v, 0) for v in filter(is_buffer, body.outvars)}
+    kernels: dict[Any, int] = {v: bit(v) & made_of.get(v, 0) for v in body.outvars if is_buffer(v)}
     for k, eqn in reversed(fused):
         if of_kernel := functools.reduce(or_, (kernels.get(v, 0) for v in eqn.outvars), 0):
             for v in filter(is_var, eqn.invars):

@@ -22,12 +22,12 @@ from refs._jax.primitives import shard_map_p
 from refs._types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 
 __all__ = [
-    "NaNFound", "all_equations", "any_equation", "anywhere", "as_array", "as_closed", "at_its_own_lines",
-    "before_python", "bind", "bind_eqn", "called_by", "captured", "eval_jaxpr", "forget_fast_path",
-    "has_side_effects", "is_called_callback", "is_fori_loop", "is_zero_literal", "jaxprs_in",
-    "map_closed", "map_jaxprs", "meshes_in", "new_var", "once_per_jaxpr", "one_vjp", "output", "raise_about_nan",
-    "replace_jaxpr", "source_of", "split_params", "strong", "typed_like", "user_line", "vary_as",
-    "with_equations",
+    "NaNFound", "all_equations", "any_equation", "anywhere", "as_array", "as_closed",
+    "at_its_own_lines", "before_python", "bind", "bind_eqn", "called_by", "captured", "eval_jaxpr",
+    "forget_fast_path", "has_side_effects", "is_called_callback", "is_fori_loop", "is_zero_literal",
+    "jaxprs_in", "map_closed", "map_jaxprs", "meshes_in", "new_var", "once_per_jaxpr", "one_vjp",
+    "output", "raise_about_nan", "replace_jaxpr", "source_of", "split_params", "strong",
+    "typed_like", "user_line", "vary_as", "with_equations",
 ]  # fmt: skip
 
 T = TypeVar("T")

@@ -91,6 +91,6 @@ def _refs(items: Sequence[Any], kinds: Sequence[Touch]) -> Iterator[tuple[Any, T
             yield x, kind
 
 
-# Whether a jaxpr, at any depth, has a custom rule for the backward pass; any custom derivative rule.
+# Whether a jaxpr has, at any depth, a custom rule for the backward pass; any custom rule.
 has_custom_vjp = _jax.anywhere(_jax.is_custom_vjp)
 has_custom_rules = _jax.anywhere(_jax.has_rules)
