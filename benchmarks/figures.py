@@ -219,23 +219,6 @@ def lowering(results: Results) -> str:
     return table(head, rows)
 
 
-@text("growth.table")
-def growth(results: Results) -> str:
-    versions = results.of("growth")
-    columns = [(found, way) for found in versions for way in ("refs", "by hand")]
-
-    def grown(found: Measurement, title: str, way: str) -> str:
-        small, large = (found.sections[size].rows[title][way].median for size in ("small", "large"))
-        return f"{shown(large)} ({large / small:.1f}x)"
-
-    head = [
-        "s at the larger size, ratio to the smaller",
-        *(f"{code(w)}, jax {m.jax}" for m, w in columns),
-    ]
-    titles = versions[-1].sections["large"].rows
-    return table(head, ([title, *(grown(m, title, way) for m, way in columns)] for title in titles))
-
-
 def sizes(found: Measurement) -> list[str]:
     return [title for title in found.sections if title.isdecimal()]
 

@@ -61,7 +61,7 @@ class OverRefs:
         refs.jit(lambda given: body())(cells)
 
     def twice(self, cells: Sequence[Any], x: Any, body: Body) -> None:
-        function = refs.jit(lambda: body())
+        function = refs.jit(lambda: body())  # noqa: PLW0108, another function each time
         function(), function()
 
 
