@@ -68,6 +68,14 @@ BENCHMARKS = {
         ),
         quick=("--rounds", "1", "--first-rounds", "1", "--steps", "40", "--layers", "1"),
     ),
+    "growth": Benchmark(
+        "growth.py",
+        (
+            *("_derivatives", "_discharge", "_inplace", "_jit", "_lanes", "_reversible"),
+            *("_tracing", "_transactions"),
+        ),
+        quick=("--rounds", "1", "--part", "0.02"),
+    ),
     "callbacks": Benchmark(
         "callbacks.py",
         ("_buffers", "_callbacks", "_jit", "_transactions", "benchmarks/callbacks_ways.py"),

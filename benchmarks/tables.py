@@ -15,7 +15,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import figures_reversible  # noqa: F401, it registers its tables
+import figures_growth  # noqa: F401, it registers its tables
+import figures_reversible  # noqa: F401, the same
 from figures import Results, content, plot
 from results import FOLDER
 from suite import ROOT

@@ -31,7 +31,10 @@ def uncopied(closed: ClosedJaxpr, refs: dict[int, RefLike]) -> set[int]:
 
 def calls_host(closed: ClosedJaxpr) -> bool:
     """Whether the jaxpr, or one in it, calls a callback of this library."""
-    return _jax.any_equation(closed, lambda e: e.primitive in (ref_callback_p, host_callback_p))
+    return _calls_host(closed.jaxpr)
+
+
+_calls_host = _jax.anywhere(lambda e: e.primitive in (ref_callback_p, host_callback_p))
 
 
 def _held_by_all(closed: ClosedJaxpr) -> set[int] | None:
@@ -52,6 +55,6 @@ def _held_by_all(closed: ClosedJaxpr) -> set[int] | None:
 
 
 def _specs(closed: ClosedJaxpr) -> Iterator[CallbackSpec]:
-    for eqn in _jax.all_equations(closed):
+    for eqn in _jax.all_equations(closed.jaxpr.eqns):
         if eqn.primitive is host_callback_p:
             yield eqn.params["plan"].spec

@@ -101,7 +101,7 @@ class Context:
         if rule is not None:
             return rule(self, eqn, args)
         if self.differentiated:
-            refuse_hidden(eqn.primitive, eqn.params, eqn)
+            refuse_hidden(eqn)
         if self.differentiated or self.lanes is not None:
             eqn = late(jaxpr, k, self.bindings(), self._memo)
         return _jax.bind_eqn(eqn, args)
@@ -180,6 +180,8 @@ class Context:
 
 def _calls_host(eqn: Eqn) -> bool:
     return eqn.primitive is host_callback_p or any(
-        _jax.any_equation(inner, lambda e: e.primitive is host_callback_p)
-        for inner in _jax.jaxprs_in(eqn.params)
+        _has_host_callback(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params)
     )
+
+
+_has_host_callback = _jax.anywhere(lambda e: e.primitive is host_callback_p)

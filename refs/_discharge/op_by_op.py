@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax.export import is_symbolic_dim
 
@@ -24,8 +24,9 @@ from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.operation_cache import call, made_of
 from refs._discharge.program import Program
+from refs._discharge.ref_tracer import RefTracer
 from refs._discharge.registry import rule_for
-from refs._discharge.rule_choice import concerns_refs, refuse_hidden
+from refs._discharge.rule_choice import Operation, concerns_refs, refuse_hidden
 from refs._discharge.rule_closures import is_open
 from refs._handles import access
 from refs._handles.predicates import is_ref
@@ -222,7 +223,7 @@ class OpByOp(_jax.Trace):
     ) -> Any:
         """Binds a primitive in `parent`. Its operands and `inner`, its jaxprs, have no refs."""
         if self.is_differentiated:
-            refuse_hidden(primitive, params)
+            refuse_hidden(Operation(primitive, params))
         try:
             with _jax.set_current_trace(self.parent):
                 return self.parent.process_primitive(primitive, operands, params)
@@ -251,17 +252,16 @@ class OpByOp(_jax.Trace):
         cell = self.cell_of(operands[0])
         with _jax.set_current_trace(self.parent):
             rest = [_jax.as_array(x) if is_symbolic_dim(x) else x for x in operands[1:]]
-            access = _Access(params, self._is_old_used)
-            out = rule_for(primitive)(_AS_IS, access, [cell, *rest])
+            operation: Any = Operation(primitive, params, self._is_old_used)
+            out = rule_for(primitive)(_AS_IS, operation, [cell, *rest])  # type: ignore[misc]
         return out if primitive.multiple_results else out[0]
 
     def _discharged(
         self, jaxpr: ClosedJaxpr, operands: Sequence[Value], made: dict[Any, Any] | None = None
     ) -> list[Any]:
         """The outputs of a jaxpr, for values and refs. `made` caches its compiled forms."""
-        held = Touch.READ | Touch.WRITE if self.is_differentiated else Touch.NONE
-        if is_lane():
-            held = Touch.READ
+        of_rules = Touch.READ if is_lane() else Touch.READ | Touch.WRITE
+        held = of_rules if self.is_differentiated else Touch.NONE
         program = Program.of(jaxpr, self.is_differentiated and made is None)
         args = [self.cell_of(x) if is_ref(x) else x for x in operands]
         closed_over = [*map(self.cell_of, program.refs)]
@@ -332,13 +332,6 @@ class OpByOp(_jax.Trace):
         return as_given(self._discharged(jaxpr, operands))
 
 
-class _Access(NamedTuple):
-    """An equation as far as the rules of accesses look at it."""
-
-    params: dict[str, Any]
-    is_used: bool
-
-
 class _AsIs(Context):
     """The context of operations that are run one by one."""
 
@@ -348,29 +341,6 @@ class _AsIs(Context):
 
 _AS_IS = _AsIs()
 _ACCESSES = frozenset([_jax.get_p, _jax.swap_p, _jax.addupdate_p])
-
-
-class RefTracer(_jax.Tracer):
-    """A ref that was made in an `OpByOp`, or stands for one that its function is given.
-
-    Attributes:
-      cell: the cell of a ref that was made.
-      given: the ref that it stands for.
-      argument: the name of the argument that it is.
-    """
-
-    __slots__ = ("argument", "cell", "given")
-
-    def __init__(self, trace: OpByOp, aval: Aval, cell: Cell | None, given: RefLike = None):
-        super().__init__(trace, aval)
-        self.cell, self.given, self.argument = cell, given, ""
-
-    def _origin_msg(self) -> str:
-        trace = _jax.trace_of(self).parent
-        return _jax.depends_on(trace, self.argument) if self.given is not None else ""
-
-
-_jax.register_tracer(RefTracer)
 
 
 class Opened:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,27 +59,39 @@ _KERNEL = (
     "`pl.pallas_call`, give it the ref's, and write what it returns, `ref[...] = kernel(ref[...])`"
 )
 _ARRAYS = "read the ref before, `ref[...]`, and use the value"
-_INSTEAD = {"core_map": _KERNEL, "mpmd_map": _KERNEL, "custom_linear_solve": _ARRAYS}  # by the primitive's name, as JAX renames it
+# By the primitive's name, as JAX renames some.
+_INSTEAD = {"core_map": _KERNEL, "mpmd_map": _KERNEL, "custom_linear_solve": _ARRAYS}
 
 
-def refuse_hidden(primitive: Primitive, params: dict[str, Any], where: Eqn | None = None) -> None:
+class Operation(NamedTuple):
+    """An operation that is run and not recorded: as much of an equation as rules look at.
+
+    Attributes:
+      is_used: whether its result is used.
+    """
+
+    primitive: Primitive
+    params: dict[str, Any]
+    is_used: bool = True
+
+
+def refuse_hidden(operation: Eqn | Operation) -> None:
     """Raises where the derivative of an operation would leave out what a ref holds.
 
     Equinox makes what is no array a parameter of its primitives: a function, which may read a
     global ref, and with JAX before 0.12 a ref, too.
     """
-    for inner in _jax.jaxprs_in(params):
-        for eqn in inner.jaxpr.eqns:
-            refuse_hidden(eqn.primitive, eqn.params, eqn)
-    items = [x for value in params.values() if type(value) is tuple for x in value]
-    for ref in filter(is_ref, itertools.chain.from_iterable(map(_held, items))):
-        if jnp.issubdtype(ref.dtype, jnp.inexact):
-            line = user_site() if where is None else _jax.user_line(where)
-            raise MissingRuleError(
-                f"derivative of primitive `{primitive}` at {line}, among whose "
-                f"parameters is {describe(ref)}, or a function that names it: what the ref holds "
-                "would count as constant. Read the ref before, `ref[...]`, and use the value"
-            )
+    for within in _jax.all_equations([operation]):
+        items = [x for value in within.params.values() if type(value) is tuple for x in value]
+        for ref in filter(is_ref, itertools.chain.from_iterable(map(_held, items))):
+            if jnp.issubdtype(ref.dtype, jnp.inexact):
+                line = _jax.user_line(within) if hasattr(within, "source_info") else user_site()
+                raise MissingRuleError(
+                    f"derivative of primitive `{within.primitive}` at {line}, among whose "
+                    f"parameters is {describe(ref)}, or a function that names it: what the ref "
+                    "holds would count as constant. Read the ref before, `ref[...]`, and use the "
+                    "value"
+                )
 
 
 def _held(parameter: Any) -> Iterable[Any]:

@@ -78,6 +78,7 @@ class Accesses:
         closed over: its number.
         """
         self.accesses: list[Access] = []
+        self._last: dict[int, Access] = {}  # by ref
         self.callbacks: list[Called] = []
         self.made: dict[int, tuple[Origin, Aval]] = {}
         self._n_refs, self._at = n_refs, 0
@@ -107,11 +108,12 @@ class Accesses:
             self.callbacks.append(Called(eqn.primitive.name, line, inside, tuple(found), self._at))
         for number, kind in found.items():
             what = ", ".join(word for one, word in _WORDS.items() if one & kind)
-            before = next((a for a in reversed(self.accesses) if a.ref == number), None)
+            before = self._last.get(number)
             # `r[i] += x` is traced to a read and a write, which are one update.
             is_second = before is not None and (number, what, line, inside) == before[:4]
             if not (is_second and what not in ("read", "written")):
-                self.accesses.append(Access(number, what, line, inside, self._at))
+                self._last[number] = Access(number, what, line, inside, self._at)
+                self.accesses.append(self._last[number])
         self._at += 1
 
     def _spans_of(self, around: tuple[tuple[Eqn, int], ...]) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import jax.numpy as jnp
 import numpy as np
@@ -76,19 +75,15 @@ def _is_elementwise(eqn: Eqn) -> bool:
     return all(can_pass(v) and shape(v) in shapes for v in (*eqn.invars, *eqn.outvars))
 
 
+@_jax.once_per_jaxpr
 def _is_elementwise_throughout(jaxpr: Jaxpr) -> bool:
-    if jaxpr not in _elementwise:  # Calls of calls often share them.
-        _elementwise[jaxpr] = all(
-            _is_elementwise(eqn)
-            or unmoved(eqn) is not None
-            or _filled(eqn) is not None
-            or any(_is_elementwise_throughout(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
-            for eqn in jaxpr.eqns
-        )
-    return _elementwise[jaxpr]
-
-
-_elementwise: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()
+    return all(
+        _is_elementwise(eqn)
+        or unmoved(eqn) is not None
+        or _filled(eqn) is not None
+        or any(_is_elementwise_throughout(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
+        for eqn in jaxpr.eqns
+    )
 
 
 def _filled(eqn: Eqn) -> Atom | None:

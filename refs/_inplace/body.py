@@ -7,7 +7,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
@@ -78,13 +77,9 @@ def must_run(eqn: Eqn) -> bool:
     return any(_has_calls(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
 
 
+@_jax.once_per_jaxpr
 def _has_calls(jaxpr: Jaxpr) -> bool:
-    if jaxpr not in _calls:
-        _calls[jaxpr] = any(map(must_run, jaxpr.eqns))
-    return _calls[jaxpr]
-
-
-_calls: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()
+    return any(map(must_run, jaxpr.eqns))
 
 
 _Literal = _jax.Literal

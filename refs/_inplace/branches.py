@@ -12,7 +12,6 @@ import functools
 from collections.abc import Iterable, Sequence
 from operator import or_
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import jax.numpy as jnp
 from jax import lax
@@ -95,19 +94,15 @@ def returns_what_it_reads(jaxpr: Jaxpr, buffers: dict[int, int]) -> bool:
     return any(made_of.get(v, 0) & ~(1 << o) for o, v in enumerate(jaxpr.outvars) if is_var(v))
 
 
+@_jax.once_per_jaxpr
 def _roots(jaxpr: Jaxpr) -> list[int | None]:
     """The position of the input that each output is, after updates; None if it is none."""
-    if jaxpr not in _known_roots:
-        root: dict[Any, int | None] = {v: k for k, v in enumerate(jaxpr.invars)}
-        for eqn in jaxpr.eqns:
-            for out, k in zip(eqn.outvars, _continued(eqn), strict=False):
-                v = None if k is None else eqn.invars[k]
-                root[out] = root.get(v) if is_var(v) else None
-        _known_roots[jaxpr] = [root.get(v) if is_var(v) else None for v in jaxpr.outvars]
-    return _known_roots[jaxpr]
-
-
-_known_roots: WeakKeyDictionary[Jaxpr, list[int | None]] = WeakKeyDictionary()
+    root: dict[Any, int | None] = {v: k for k, v in enumerate(jaxpr.invars)}
+    for eqn in jaxpr.eqns:
+        for out, k in zip(eqn.outvars, _continued(eqn), strict=False):
+            v = None if k is None else eqn.invars[k]
+            root[out] = root.get(v) if is_var(v) else None
+    return [root.get(v) if is_var(v) else None for v in jaxpr.outvars]
 
 
 def _continued(eqn: Eqn) -> Sequence[int | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from jax.extend.core import Primitive
 
@@ -43,19 +42,15 @@ def flatten(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
     return known[id(jaxpr)][1]
 
 
+@_jax.once_per_jaxpr
 def is_worth_it(jaxpr: Jaxpr) -> bool:
     """Whether anything in the jaxpr, or in the jaxprs in it, may be updated in place."""
-    if jaxpr not in _worth_it:
-        _worth_it[jaxpr] = _overwrites(jaxpr) or any(
-            facts_of(eqn.primitive).in_place in ("update", "deposit")
-            or eqn.primitive is host_callback_p
-            or any(is_worth_it(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
-            for eqn in jaxpr.eqns
-        )
-    return _worth_it[jaxpr]
-
-
-_worth_it: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()
+    return _overwrites(jaxpr) or any(
+        facts_of(eqn.primitive).in_place in ("update", "deposit")
+        or eqn.primitive is host_callback_p
+        or any(is_worth_it(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
+        for eqn in jaxpr.eqns
+    )
 
 
 def _overwrites(jaxpr: Jaxpr) -> bool:

@@ -6,18 +6,20 @@ other memory, and copies that back. If `x[k]` has passed through a fence, the ke
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import defaultdict
+from operator import or_
 from typing import Any
 
 from refs._inplace.body import (
     Body,
     is_buffer,
-    is_like,
     is_read,
-    is_small,
     is_update,
     is_var,
     needs_fences,
+    size,
     substitute,
     type_of,
 )
@@ -59,35 +61,36 @@ def _users(body: Body) -> dict[Any, set[int]]:
     ]
     inputs = {v for v in body.jaxpr.invars if is_buffer(v) and needs_fences(v)}
     free = inputs.difference(filter(is_var, body.outvars))
-    outputs = {type_of(v): v for v in body.outvars if is_buffer(v)}
-    # A walk for each type takes a while, and there is something to find only for few.
-    overwritten = {type_of(v) for v in free}
+    overwritten = {*map(type_of, free)} & {type_of(v) for v in body.outvars if is_buffer(v)}
     overwritten &= {type_of(eqn.invars[0]) for _, eqn in fused if is_read(eqn)}
+    if not overwritten:
+        return {}
+    # One walk for all types of buffers: a set of types is a number with a bit for each.
+    bits: dict[Any, int] = {of_type: 1 << n for n, of_type in enumerate(overwritten)}
+
+    def bit(v: Atom) -> int:
+        return bits.get(type_of(v), 0)
+
+    @functools.cache
+    def small(size: int) -> int:
+        """The types of which a buffer is large, compared with so many elements."""
+        return sum(bits[shape, dtype] for shape, dtype in bits if 2 * size <= math.prod(shape))
+
+    made_of: dict[Any, int] = {v: bit(v) for v in free}  # such buffers, and what is made of them
+    read: dict[Any, int] = {}  # the values for which XLA would read from one where it uses them
+    for _, eqn in fused:
+        whole, part = 0, bit(eqn.invars[0]) if is_read(eqn) else 0
+        for v in filter(is_var, eqn.invars):
+            whole |= made_of.get(v, 0) & ~small(size(v))
+            part |= read.get(v, 0) & small(size(v))
+        for v in eqn.outvars:
+            made_of[v], read[v] = whole, part
     found: defaultdict[Any, set[int]] = defaultdict(set)
-    for whole in (v for of_type, v in outputs.items() if of_type in overwritten):
-        made_of = {v for v in free if is_like(v, whole)}  # such buffers, and what is made of them
-        read = set()  # the values for which XLA would read from such an array where it uses them
-        for _, eqn in fused:
-            small, large = _by_size(eqn, whole)
-            if not made_of.isdisjoint(large):
-                made_of.update(eqn.outvars)
-            if not read.isdisjoint(small) or (is_read(eqn) and is_like(eqn.invars[0], whole)):
-                read.update(eqn.outvars)
-        kernels = {v for v in filter(is_var, body.outvars) if v in made_of and is_like(v, whole)}
-        for k, eqn in reversed(fused):
-            if not kernels.isdisjoint(eqn.outvars):
-                small, large = _by_size(eqn, whole)
-                kernels.update(large)
-                for v in small:
-                    if v in read:
-                        found[v].add(k)
+    kernels: dict[Any, int] = {v: bit(v) & made_of.get(v, 0) for v in body.outvars if is_buffer(v)}
+    for k, eqn in reversed(fused):
+        if of_kernel := functools.reduce(or_, (kernels.get(v, 0) for v in eqn.outvars), 0):
+            for v in filter(is_var, eqn.invars):
+                kernels[v] = kernels.get(v, 0) | of_kernel & ~small(size(v))
+                if read.get(v, 0) & of_kernel & small(size(v)):
+                    found[v].add(k)
     return found
-
-
-def _by_size(eqn: Eqn, whole: Atom) -> tuple[list[Atom], list[Atom]]:
-    """The variables that an equation takes: the small ones, compared with `whole`; the others."""
-    small: list[Atom] = []
-    large: list[Atom] = []
-    for v in filter(is_var, eqn.invars):
-        (small if is_small(v, whole) else large).append(v)
-    return small, large

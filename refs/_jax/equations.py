@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
@@ -21,13 +22,15 @@ from refs._jax.primitives import shard_map_p
 from refs._types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 
 __all__ = [
-    "NaNFound", "all_equations", "any_equation", "as_array", "as_closed", "at_its_own_lines",
-    "before_python", "bind", "bind_eqn", "called_by", "captured", "eval_jaxpr", "forget_fast_path",
-    "has_side_effects", "is_called_callback", "is_fori_loop", "is_zero_literal", "jaxprs_in",
-    "map_closed", "map_jaxprs", "meshes_in", "new_var", "one_vjp", "output", "raise_about_nan",
-    "replace_jaxpr", "source_of", "split_params", "strong", "typed_like", "user_line", "vary_as",
-    "with_equations",
+    "NaNFound", "all_equations", "any_equation", "anywhere", "as_array", "as_closed",
+    "at_its_own_lines", "before_python", "bind", "bind_eqn", "called_by", "captured", "eval_jaxpr",
+    "forget_fast_path", "has_side_effects", "is_called_callback", "is_fori_loop", "is_zero_literal",
+    "jaxprs_in", "map_closed", "map_jaxprs", "meshes_in", "new_var", "once_per_jaxpr", "one_vjp",
+    "output", "raise_about_nan", "replace_jaxpr", "source_of", "split_params", "strong",
+    "typed_like", "user_line", "vary_as", "with_equations",
 ]  # fmt: skip
+
+T = TypeVar("T")
 
 # A compiled program has given a NaN or an infinity, and JAX looks for them. Only the functions that
 # `jax.jit` returns catch it.
@@ -176,22 +179,52 @@ def has_side_effects(eqn: Eqn) -> bool:
     return any(not isinstance(e, core.NamedAxisEffect) for e in eqn.effects)
 
 
-def all_equations(closed: ClosedJaxpr) -> Iterator[Eqn]:
-    """The equations of a jaxpr, each followed by those of the jaxprs in it."""
-    for eqn in closed.jaxpr.eqns:
+def once_per_jaxpr(fun: Callable[[Jaxpr], T]) -> Callable[[Jaxpr], T]:
+    """`fun`, which is called once for each jaxpr: calls and loops often share one."""
+    known: WeakKeyDictionary[Jaxpr, T] = WeakKeyDictionary()
+
+    @functools.wraps(fun)
+    def remembered(jaxpr: Jaxpr) -> T:
+        if jaxpr not in known:
+            known[jaxpr] = fun(jaxpr)
+        return known[jaxpr]
+
+    return remembered
+
+
+def anywhere(test: Callable[[Eqn], bool]) -> Callable[[Jaxpr], bool]:
+    """Whether an equation of a jaxpr, at any depth, passes the test: asked once per jaxpr."""
+
+    @once_per_jaxpr
+    def found(jaxpr: Jaxpr) -> bool:
+        return any(
+            test(eqn) or any(found(inner.jaxpr) for inner in jaxprs_in(eqn.params))
+            for eqn in jaxpr.eqns
+        )
+
+    return found
+
+
+def all_equations(eqns: Iterable[Eqn], seen: set[Jaxpr] | None = None) -> Iterator[Eqn]:
+    """Equations, each followed by those of the jaxprs in it that haven't been `seen` before."""
+    seen = set() if seen is None else seen
+    for eqn in eqns:
         yield eqn
         for inner in jaxprs_in(eqn.params):
-            yield from all_equations(inner)
+            if inner.jaxpr not in seen:
+                seen.add(inner.jaxpr)
+                yield from all_equations(inner.jaxpr.eqns, seen)
 
 
 def any_equation(closed: ClosedJaxpr, test: Callable[[Eqn], bool]) -> bool:
     """Whether an equation of a jaxpr, or of one in it, passes the test."""
-    return any(map(test, all_equations(closed)))
+    return any(map(test, all_equations(closed.jaxpr.eqns)))
 
 
 def meshes_in(closed: ClosedJaxpr) -> set[jax.sharding.Mesh]:
     """The meshes over which a jaxpr has `shard_map`s."""
-    meshes = (e.params["mesh"] for e in all_equations(closed) if e.primitive is shard_map_p)
+    eqns = all_equations(closed.jaxpr.eqns)
+    meshes = (e.params["mesh"] for e in eqns if e.primitive is shard_map_p)
     # One without devices stands for the mesh in force.
     found = (m if isinstance(m, jax.sharding.Mesh) else jax.sharding.get_mesh() for m in meshes)
     return {m for m in found if not m.empty}

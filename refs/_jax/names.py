@@ -104,14 +104,13 @@ def name_arguments(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     tracers: Sequence[Value],
-    trace: Any = None,
 ) -> dict[int, str]:
     """Makes JAX's errors name a user's function and its arguments while a wrapper is traced.
 
     `tracers` are the wrapper's arguments, the leaves of `args` and `kwargs` that aren't static. The
     result has the names of all leaves, by their ids.
     """
-    trace = current_trace() if trace is None else trace
+    trace = current_trace()
     frame = getattr(trace, "frame", None)
     if frame is None or frame.debug_info is None:
         return {}

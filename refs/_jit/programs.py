@@ -26,7 +26,7 @@ from refs._jit.plain import GetFun, Plain
 from refs._jit.stages import Lowered, Traced
 from refs._jit.ways import carefully, prepare
 from refs._jit.staged import Staged, staged
-from refs._tracing.trace import Call, Trace, flatten_result, ref_type, trace
+from refs._tracing.trace import Call, Trace, ref_type, trace
 from refs._tracing.weak_memo import WeakMemo
 from refs._transactions.calls import in_transaction
 from refs._transactions.nested import call_inside
@@ -343,24 +343,10 @@ class Programs:
 
     def _made(self, static: Static | None, call: Call) -> Entry | Plain:
         """An entry, which is a `Plain` if it touches no refs but those that it makes for itself."""
+        found: Staged | Plain
         name = getattr(self._fun, "__name__", "function")
         if call.refs:
-            leaf_of: dict[int, int] = {}
-            for k, number in enumerate(call.ref_places):
-                if number is not None:
-                    leaf_of.setdefault(id(call.refs[number]), k)
-
-            def run(
-                refs: Sequence[RefLike], leaves: Sequence[Value]
-            ) -> tuple[list[Any], PyTreeDef]:
-                args, kwargs = (static or NO_STATIC).restore(*call.rebuild(refs, leaves))
-                trace = _jax.trace_of(refs[0]).parent
-                names = _jax.name_arguments(self._fun, args, kwargs, leaves, trace)
-                for ref in refs:
-                    ref.argument = names.get(id(ref), "")
-                return flatten_result(self._fun, self._fun(*args, **kwargs))
-
-            found = staged(run, call.refs, call.leaves, leaf_of, name)
+            found = staged(self._fun, static or NO_STATIC, call, name)
         else:
             plain = self._plain(static, call)
             found = plain.staged(*self._arguments(static, call))

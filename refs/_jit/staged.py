@@ -17,7 +17,8 @@ import jax
 
 from refs import _jax
 from refs._buffers.parts import part_of
-from refs._discharge.op_by_op import OpByOp, RefTracer
+from refs._discharge.op_by_op import OpByOp
+from refs._discharge.ref_tracer import RefTracer
 from refs._handles import access
 from refs._jit.packing import Packing, holder_of, part_in
 from refs._origin import Origin, origin_of
@@ -25,13 +26,16 @@ from refs._tracing.discharged import to_be_discharged
 from refs._tracing.names import Names, one_name
 from refs._tracing.trace import (
     ArgumentRef,
+    Call,
     NewRef,
     OuterRef,
     advised,
+    flatten_result,
     new_origins,
     ref_type,
     strip_refs,
 )
+from refs._transactions.signature import Static
 from refs._transactions.transaction import Slot, of_leaves
 from refs._types import Aval, ClosedJaxpr, PyTreeDef, RefLike, Value
 
@@ -246,30 +250,32 @@ def _buffer_type(ref: RefLike) -> Aval:
     return aval.update(memory_space=jax.memory.Space.Host) if is_of_host else aval
 
 
-def staged(
-    run: Callable[[Sequence[RefLike], Sequence[Value]], tuple[list[Any], PyTreeDef]],
-    refs: Sequence[RefLike],
-    leaves: Sequence[Value],
-    leaf_of: dict[int, int],
-    name: str,
-) -> Staged:
-    """Runs `run(refs, leaves)`, which gives the leaves of a result and its structure, once.
+def staged(fun: Callable[..., Any], static: Static, call: Call, name: str) -> Staged:
+    """Runs `fun` once, with arguments like those of a call.
 
-    Raises whatever it raises; no ref has changed then.
+    Raises whatever `fun` raises; no ref has changed then.
     """
+    leaf_of: dict[int, int] = {}
+    for k, number in enumerate(call.ref_places):
+        if number is not None:
+            leaf_of.setdefault(id(call.refs[number]), k)
     made: Any = None
 
     def flat(leaves: list[Value]) -> list[Value]:
         nonlocal made
-        stage = Staging(refs)
+        stage = Staging(call.refs)
         try:
+            args, kwargs = static.restore(*call.rebuild(stage.arguments, leaves))
+            names = _jax.name_arguments(fun, args, kwargs, leaves)
+            for ref in stage.arguments:
+                ref.argument = names.get(id(ref), "")
             with stage.running():
-                out, tree = run(stage.arguments, leaves)
+                out, tree = flatten_result(fun, fun(*args, **kwargs))
             outputs, made = stage.finish(out, tree, leaf_of)
         finally:
             stage.end()
         return outputs
 
     flat.__name__ = flat.__qualname__ = name
-    closed = advised(jax.make_jaxpr(flat))([*leaves])
+    closed = advised(jax.make_jaxpr(flat))([*call.leaves])
     return made(closed)

@@ -22,7 +22,7 @@ from jax import lax
 from refs import _jax
 from refs._origin import Origin, origin_of
 from refs._tracing.facts import facts_of, inner_calls
-from refs._tracing.touch_analysis import Touch, touches_of, used
+from refs._tracing.touch_analysis import Touch, holds_refs, touches_of, used
 from refs._types import Atom, ClosedJaxpr, Eqn
 from refs.errors import RefValueError
 
@@ -60,6 +60,7 @@ class LaneAnalysis:
     def __init__(self, size: int, axis_name: Any):
         self._size, self._axis_name = size, axis_name
         self._diverges: dict[int, bool] = {}
+        self._of_arrays: dict[tuple[Any, ...], list[bool]] = {}  # outputs of jaxprs without refs
         self._shared: list[Contents] = []
         self._made: dict[int, Contents] = {}
         self._growth = 0
@@ -92,6 +93,17 @@ class LaneAnalysis:
         self, closed: ClosedJaxpr, refs: dict[int, Contents], args: Sequence[Any], diverged: bool
     ) -> list[Any]:
         """The outputs. `diverged`: whether some lanes may not take part."""
+        if holds_refs(closed) or any(isinstance(a, Contents) for a in args):
+            return self._run_anew(closed, refs, args, diverged)
+        # Functions of arrays call one another, and often the same one.
+        key = closed.jaxpr, tuple(args), diverged
+        if key not in self._of_arrays:
+            self._of_arrays[key] = self._run_anew(closed, refs, args, diverged)
+        return self._of_arrays[key]
+
+    def _run_anew(
+        self, closed: ClosedJaxpr, refs: dict[int, Contents], args: Sequence[Any], diverged: bool
+    ) -> list[Any]:
         jaxpr = closed.jaxpr
         consts = [refs[id(c)] if isinstance(c, _jax.NativeRef) else False for c in closed.consts]
         env: dict[Any, Any] = dict(

@@ -89,20 +89,24 @@ class Branch(Node):
         ]
         return {m: v for m, v in pairs if isinstance(m, Var) and v in known}
 
+    def givens(self, known: Solution) -> list[dict[Var, Operand]]:
+        return [self.given(k, known) for k in range(len(self.bodies))]
+
     def solved(self, known: Solution) -> list[Solution]:
-        bodies = range(len(self.bodies))
-        return [solve(self.bodies[k], self.given(k, known), known.is_exact) for k in bodies]
+        givens = zip(self.bodies, self.givens(known), strict=True)
+        return [solve(body, given, known.is_exact) for body, given in givens]
 
     def inside(self, known: Solution) -> Iterator[tuple[Body, Solution]]:
         for k, body in enumerate(self.bodies):
             given = {*self.given(k, known), *variables(body.outputs)}
             yield body, solve(body, given, known.is_exact)
 
-    def _outside(self, known: Solution, inner: Sequence[Solution], wanted: Any) -> list[Var]:
+    def _outside(
+        self, givens: Sequence[dict[Var, Operand]], inner: Sequence[Solution], wanted: Any
+    ) -> list[Var]:
         """The variables outside that give the bodies what `wanted(k)` follows from."""
         found: dict[Operand, None] = {}
-        for k, solution in enumerate(inner):
-            given = self.given(k, known)
+        for k, (given, solution) in enumerate(zip(givens, inner, strict=True)):
             for m in closure(solution, wanted(k)) & solution.given:
                 found[given[m]] = None
         return [v for v in (self.ins[0], *found) if isinstance(v, Var)]
@@ -111,20 +115,22 @@ class Branch(Node):
         yield from self.own_way(known)
         if self.ins[0] not in known:
             return
-        inner: list[Solution] | None = None
-        for j, v in enumerate(self.operands):
-            if not isinstance(v, Var) or v in known:
-                continue
-            inner = self.solved(known) if inner is None else inner
+        unknown = [
+            (j, v)
+            for j, v in enumerate(self.operands)
+            if isinstance(v, Var) and v not in known and (self, v) not in known.offered
+        ]
+        if not unknown:
+            return
+        givens, inner = self.givens(known), self.solved(known)
+        for j, v in unknown:
             if all(b.inputs[j] in s for b, s in zip(self.bodies, inner, strict=True)):
-                deps = self._outside(known, inner, lambda k, j=j: [self.bodies[k].inputs[j]])
-                yield Step(self, tuple(deps), (v,), self._restored(known, inner, j))
+                deps = self._outside(givens, inner, lambda k, j=j: [self.bodies[k].inputs[j]])
+                yield Step(self, tuple(deps), (v,), self._restored(givens, inner, j))
 
     def _restored(
-        self, known: Solution, inner: Sequence[Solution], j: int
+        self, givens: Sequence[dict[Var, Operand]], inner: Sequence[Solution], j: int
     ) -> Callable[[Any], list[Value]]:
-        givens = [self.given(k, known) for k in range(len(self.bodies))]
-
         def compute(at: Callable[[Operand], Value]) -> list[Value]:
             def chosen(k: int) -> Callable[[], Value]:
                 found = closure(inner[k], [self.bodies[k].inputs[j]]) & inner[k].given
@@ -143,7 +149,7 @@ class Branch(Node):
         hopes = self.inside(plan.solution)
         for one, solution, (_, hope) in zip(inner, solutions, hopes, strict=True):
             one.settle(solution, lambda hope=hope: hope, self.unknown(plan.solution))
-        return self._outside(plan.solution, solutions, lambda k: inner[k].demanded)
+        return self._outside(self.givens(plan.solution), solutions, lambda k: inner[k].demanded)
 
     def pull(self, run: Backward) -> None:
         plans = run.plan.inner[self]

@@ -6,7 +6,7 @@ carry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -65,7 +65,7 @@ class Builder:
         self.made: list[Cell] = []
         self._made_by: dict[Var, Node] = {}
         self._read_of: dict[Var, tuple[Cell, Operand, Read]] = {}  # by the read's array
-        self._reads: dict[Operand, list[Var]] = {}  # the reads of each version
+        self._reads: dict[tuple[Operand, Hashable], Var] = {}  # by version and place
         self._encoding = Encoding(self.add, self._made_by, self.buffers, is_counted)
         self._same: dict[Any, list[Var]] = {}
         self._line = "an unknown line"  # that of the call whose jaxpr is being added
@@ -147,13 +147,11 @@ class Builder:
 
     def read(self, cell: Cell, place: Place, out: Any, line: str) -> Var:
         """The array that a part of a ref holds."""
-        for value in self._reads.get(cell.version, ()):
-            _, _, read = self._read_of[value]
-            if read.place.is_same(place):
-                return value
+        key = cell.version, place.key
+        if key in self._reads:
+            return self._reads[key]
         form = cell.state.format
-        value = Var(out)
-        self._reads.setdefault(cell.version, []).append(value)
+        self._reads[key] = value = Var(out)
         if form is None:
             read = Read(cell.version, place, value, line)
             self.add(read)
@@ -191,7 +189,7 @@ class Builder:
             if read is None:
                 continue
             of, version, found = read
-            if of is cell and version is cell.version and found.place.is_same(place):
+            if of is cell and version is cell.version and found.place.key == place.key:
                 return node.ins[1 - k], sign
         return None
 

@@ -191,8 +191,9 @@ class Loop(Node):
         unknown = [
             c
             for c in self.carry
-            if isinstance(self.initial(c), Var)
-            and self.initial(c) not in known
+            if isinstance(v := self.initial(c), Var)
+            and v not in known
+            and (self, v) not in known.offered
             and self.outs[c] in known
         ]
         if unknown:

@@ -155,12 +155,15 @@ class Solution:
       given: what is known at first.
       is_exact: whether floats must be found to the bit.
       steps: the step that gives each variable that wasn't known at first.
+      offered: the nodes that have offered a step to a variable, each with that: the first step that
+        is offered is taken.
     """
 
     def __init__(self, given: Iterable[Var], is_exact: bool):
         self.given = frozenset(given)
         self.is_exact = is_exact
         self.steps: dict[Var, Step] = {}
+        self.offered: set[tuple[Node, Var]] = set()
 
     def __contains__(self, x: Operand) -> bool:
         return isinstance(x, Literal) or x in self.given or x in self.steps
@@ -174,6 +177,7 @@ class Body:
       nodes: its operations, in the program's order.
       outputs: its results.
       saved: variables inside that the backward pass is given: counts of steps of `while_loop`s.
+      solutions: those that `solve` has found, by what was known and whether to the bit.
     """
 
     def __init__(
@@ -185,6 +189,7 @@ class Body:
     ):
         self.inputs, self.nodes, self.outputs = tuple(inputs), tuple(nodes), tuple(outputs)
         self.saved = tuple(saved)
+        self.solutions: dict[tuple[frozenset[Var], bool], Solution] = {}
 
     def run(
         self,

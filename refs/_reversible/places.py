@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -81,18 +81,10 @@ class Place(NamedTuple):
         """Whether it is certainly in bounds: what is written there can be read back."""
         return self.tree is None or self.spans is not None or self.is_whole
 
-    def is_same(self, other: Place) -> bool:
-        if self.is_whole and other.is_whole:
-            return True
-        return self.tree == other.tree and all(
-            a is b
-            or (
-                isinstance(a, Literal)
-                and isinstance(b, Literal)
-                and np.array_equal(a.value, b.value)
-            )
-            for a, b in zip(self.leaves, other.leaves, strict=True)
-        )
+    @property
+    def key(self) -> Hashable:
+        """What is equal for places of a ref that are certainly the same."""
+        return None if self.is_whole else (self.tree, *map(_key, self.leaves))
 
     def is_disjoint(self, other: Place) -> bool:
         """Whether the two certainly have no element in common."""
@@ -152,6 +144,14 @@ def _span(d: Any, n: int) -> Span | None:
     if not (is_static(first) and is_static(size)) or first + (size - 1) * step >= n:
         return None
     return Span(int(first), int(size), step)
+
+
+def _key(leaf: Atom) -> Hashable:
+    """What is equal for one operand, and for equal constants, of whatever type of integers."""
+    if not isinstance(leaf, Literal) or isinstance(leaf.value, _jax.Tracer):
+        return leaf
+    value = np.asarray(leaf.value)
+    return value.shape, value.astype(np.int64).tobytes()
 
 
 def _apart(a: Span, b: Span) -> bool:

@@ -16,7 +16,14 @@ from refs._reversible.nodes import Body, Node, Solution, Step, Var
 
 def solve(body: Body, given: Iterable[Var], is_exact: bool) -> Solution:
     """All that can be known of a body's variables, where `given` are known."""
-    known = Solution(given, is_exact)
+    # A loop asks whenever one more of its operands is known, and for a nested one each time again.
+    key = frozenset(given), is_exact
+    if key not in body.solutions:
+        body.solutions[key] = _solved(body, Solution(*key))
+    return body.solutions[key]
+
+
+def _solved(body: Body, known: Solution) -> Solution:
     position = {node: k for k, node in enumerate(body.nodes)}
     watchers: dict[Var, list[Node]] = {}
     for node in body.nodes:
@@ -30,6 +37,7 @@ def solve(body: Body, given: Iterable[Var], is_exact: bool) -> Solution:
         for step in node.ways(known):
             n += 1
             heapq.heappush(heap, (0 if step.runs else node.rank, -position[node], n, step))
+            known.offered.update((node, v) for v in step.gives if not step.runs)
 
     for node in body.nodes:
         offer(node)

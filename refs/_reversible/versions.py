@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -293,20 +293,16 @@ def link(nodes: Sequence[Node]) -> None:
             version = node.before
             yield version
 
-    held: dict[Operand, list[tuple[Place, Operand]]] = {}  # the known parts of each version
+    # The values of the known parts of each version, by the part's key.
+    held: dict[tuple[Operand, Hashable], list[Operand]] = {}
     for node in nodes:
         if isinstance(node, Read):
             node.same += [*later(node.ins[0], node.place), *earlier(node.ins[0], node.place)]
-            held.setdefault(node.ins[0], []).append((node.place, node.outs[0]))
+            held.setdefault((node.ins[0], node.place.key), []).append(node.outs[0])
         elif isinstance(node, Write):
             node.same += later(node.after, node.place)
-            held.setdefault(node.after, []).append((node.place, node.value))
+            held.setdefault((node.after, node.place.key), []).append(node.value)
     for node in nodes:
         if isinstance(node, Write):
-            versions = (node.before, *earlier(node.before, node.place))
-            node.olds = [
-                value
-                for version in versions
-                for place, value in held.get(version, ())
-                if place.is_same(node.place)
-            ]
+            versions, key = (node.before, *earlier(node.before, node.place)), node.place.key
+            node.olds = [value for version in versions for value in held.get((version, key), ())]

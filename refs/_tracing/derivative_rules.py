@@ -6,15 +6,14 @@ loop around it carry the refs that the rule touches. So the rule is traced once 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from refs import _jax
 from refs._tracing import touch_analysis
 from refs._tracing.facts import inner_calls
 from refs._tracing.touch_analysis import Touch, Touches
-from refs._types import ClosedJaxpr, Eqn, Jaxpr
+from refs._types import ClosedJaxpr, Eqn
 
 
 def touches(closed: ClosedJaxpr) -> Touches:
@@ -92,27 +91,6 @@ def _refs(items: Sequence[Any], kinds: Sequence[Touch]) -> Iterator[tuple[Any, T
             yield x, kind
 
 
-def has_custom_vjp(jaxpr: Jaxpr) -> bool:
-    """True where a jaxpr, at any depth, has a custom rule for the backward pass."""
-    return _has_rules(jaxpr, _jax.is_custom_vjp, _with_backward)
-
-
-def has_custom_rules(jaxpr: Jaxpr) -> bool:
-    """True where a jaxpr, at any depth, has a custom derivative rule."""
-    return _has_rules(jaxpr, _jax.has_rules, _with_rules)
-
-
-def _has_rules(
-    jaxpr: Jaxpr, test: Callable[[Eqn], bool], known: WeakKeyDictionary[Jaxpr, bool]
-) -> bool:
-    if jaxpr not in known:
-        known[jaxpr] = any(
-            test(eqn)
-            or any(_has_rules(inner.jaxpr, test, known) for inner in _jax.jaxprs_in(eqn.params))
-            for eqn in jaxpr.eqns
-        )
-    return known[jaxpr]
-
-
-_with_backward: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()
-_with_rules: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()
+# Whether a jaxpr has, at any depth, a custom rule for the backward pass; any custom rule.
+has_custom_vjp = _jax.anywhere(_jax.is_custom_vjp)
+has_custom_rules = _jax.anywhere(_jax.has_rules)

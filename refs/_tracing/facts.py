@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
-from weakref import WeakKeyDictionary
 
 from refs import _jax
 from refs._tracing.touch import Touch
-from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, Primitive
+from refs._types import Atom, ClosedJaxpr, Eqn, Primitive
 
 Inner = Iterator[tuple[ClosedJaxpr, Sequence[Atom]]]  # jaxprs, each with its operands
 
@@ -106,13 +105,10 @@ def inner_calls(eqn: Eqn) -> Inner:
 
 def can_fail(closed: ClosedJaxpr) -> bool:
     """True where running the jaxpr may raise: it calls Python, or functions outside of XLA."""
-    jaxpr = closed.jaxpr
-    if jaxpr not in _can_fail:
-        _can_fail[jaxpr] = _jax.any_equation(closed, lambda eqn: can_fail_itself(eqn.primitive))
-    return _can_fail[jaxpr]
+    return _can_fail(closed.jaxpr)
 
 
-_can_fail: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()
+_can_fail = _jax.anywhere(lambda eqn: can_fail_itself(eqn.primitive))
 
 
 def can_fail_itself(primitive: Primitive) -> bool:

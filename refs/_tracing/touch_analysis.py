@@ -183,17 +183,15 @@ def own_touches(jaxpr: Jaxpr, consts: Sequence[Value]) -> list[tuple[Eqn, Atom, 
 
 def holds_refs(closed: ClosedJaxpr) -> bool:
     """True where a jaxpr, at any depth, has a ref as input or constant, or makes one."""
-    jaxpr = closed.jaxpr
-    if jaxpr not in _holds:
-        _holds[jaxpr] = _any_ref(v for v in (*jaxpr.constvars, *jaxpr.invars)) or any(
-            _any_ref((*eqn.invars, *eqn.outvars))
-            or any(holds_refs(inner) for inner in _jax.jaxprs_in(eqn.params))
-            for eqn in jaxpr.eqns
-        )
-    return _holds[jaxpr]
+    return _holds_refs(closed.jaxpr)
 
 
-_holds: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()
+@_jax.once_per_jaxpr
+def _holds_refs(jaxpr: Jaxpr) -> bool:
+    return _any_ref((*jaxpr.constvars, *jaxpr.invars)) or any(
+        _any_ref((*eqn.invars, *eqn.outvars)) or any(map(holds_refs, _jax.jaxprs_in(eqn.params)))
+        for eqn in jaxpr.eqns
+    )
 
 
 def uses_refs(closed: ClosedJaxpr) -> bool:
@@ -201,7 +199,12 @@ def uses_refs(closed: ClosedJaxpr) -> bool:
 
     Refs that an equation makes for its inner jaxpr's inputs, as a kernel does, don't count.
     """
-    return any(isinstance(c, _jax.NativeRef) for c in closed.consts) or any(
+    return any(isinstance(c, _jax.NativeRef) for c in closed.consts) or _uses_refs(closed.jaxpr)
+
+
+@_jax.once_per_jaxpr
+def _uses_refs(jaxpr: Jaxpr) -> bool:
+    return any(
         eqn.primitive is _jax.run_state_p
         or _any_ref((*eqn.invars, *eqn.outvars))
         or any(
@@ -209,7 +212,7 @@ def uses_refs(closed: ClosedJaxpr) -> bool:
             for inner in _jax.jaxprs_in(eqn.params)
             if not _any_ref(inner.jaxpr.invars)
         )
-        for eqn in closed.jaxpr.eqns
+        for eqn in jaxpr.eqns
     )
 
 
@@ -222,15 +225,11 @@ def closes_over_tracers(closed: ClosedJaxpr) -> bool:
     return any(isinstance(c, _jax.Tracer) for c in closed.consts) or _has_open_calls(closed.jaxpr)
 
 
+@_jax.once_per_jaxpr
 def _has_open_calls(jaxpr: Jaxpr) -> bool:
-    if jaxpr not in _open_calls:
-        _open_calls[jaxpr] = any(
-            closes_over_tracers(inner) for eqn in jaxpr.eqns for inner in _jax.jaxprs_in(eqn.params)
-        )
-    return _open_calls[jaxpr]
-
-
-_open_calls: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()
+    return any(
+        closes_over_tracers(inner) for eqn in jaxpr.eqns for inner in _jax.jaxprs_in(eqn.params)
+    )
 
 
 def _any_ref(variables: Iterable[Atom]) -> bool:
@@ -241,14 +240,10 @@ def _is_ref_var(v: Atom) -> bool:
     return not isinstance(v, _jax.Literal) and _jax.is_ref_type(v.aval)
 
 
+@_jax.once_per_jaxpr
 def used(jaxpr: Jaxpr) -> frozenset[Any]:
     """The variables of a jaxpr that an equation or the result uses."""
-    if jaxpr not in _used:
-        _used[jaxpr] = frozenset(uses_in(jaxpr))
-    return _used[jaxpr]
-
-
-_used: WeakKeyDictionary[Jaxpr, frozenset[Any]] = WeakKeyDictionary()
+    return frozenset(uses_in(jaxpr))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -266,23 +261,27 @@ def _accumulations(jaxpr: Jaxpr, uses: Counter[Any], names: Names) -> dict[int, 
     for multiplications, minima and maxima.
     """
     reads: dict[Any, _Read] = {}  # by variable: values that a get has read, perhaps updated since
+    value_of: dict[Any, Any] = {}  # by the ref's name: that variable, one for each ref
     found: dict[int, Touch] = {}
 
+    def note(value: Any, read: _Read) -> None:
+        reads[value] = read
+        value_of[names.var(read.get.invars[0])] = value
+
     def forget(name: Any) -> None:  # a ref's, as in `names`
-        for value in [v for v, read in reads.items() if names.var(read.get.invars[0]) == name]:
-            del reads[value]
+        reads.pop(value_of.pop(name, None), None)
 
     for eqn in jaxpr.eqns:
         if eqn.primitive is _jax.get_p and uses[eqn.outvars[0]] == 1 and _is_distinct(eqn):
             forget(names.var(eqn.invars[0]))
-            reads[eqn.outvars[0]] = _Read(eqn)
+            note(eqn.outvars[0], _Read(eqn))
             continue
         move = facts_of(eqn.primitive).moves
         if move is not None and uses[eqn.outvars[0]] == 1:
             [v] = eqn.invars
             moved = None if isinstance(v, _jax.Literal) or v not in reads else reads.pop(v)
             if moved is not None and (moved := moved.then(eqn, move)) is not None:
-                reads[eqn.outvars[0]] = moved
+                note(eqn.outvars[0], moved)
             continue
         if eqn.primitive is _jax.swap_p and not uses[eqn.outvars[0]]:
             value = eqn.invars[1]
@@ -294,7 +293,7 @@ def _accumulations(jaxpr: Jaxpr, uses: Counter[Any], names: Names) -> dict[int, 
         for k, v in enumerate(eqn.invars):
             kind = update_of(eqn, k) if not isinstance(v, _jax.Literal) and v in reads else None
             if kind is not None and reads[v].kind in (None, kind) and uses[eqn.outvars[0]] == 1:
-                reads[eqn.outvars[0]] = reads.pop(v)._replace(kind=kind)
+                note(eqn.outvars[0], reads.pop(v)._replace(kind=kind))
                 break
         for v in eqn.invars:
             if _is_ref_var(v):
@@ -377,11 +376,7 @@ def _does_the_same(one: Eqn, other: Eqn) -> bool:
         return False
 
 
+@_jax.once_per_jaxpr
 def _makers(jaxpr: Jaxpr) -> dict[Any, Eqn]:
     """The equation that each variable comes from."""
-    if jaxpr not in _made_by:
-        _made_by[jaxpr] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    return _made_by[jaxpr]
-
-
-_made_by: WeakKeyDictionary[Jaxpr, dict[Any, Eqn]] = WeakKeyDictionary()
+    return {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}

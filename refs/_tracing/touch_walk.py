@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from refs import _jax
 from refs._tracing.facts import facts_of, inner_calls
-from refs._tracing.touch_analysis import Touch, own_touches
+from refs._tracing.touch_analysis import Touch, holds_refs, own_touches
 from refs._types import Atom, Aval, ClosedJaxpr, Eqn
 
 
 class Step(NamedTuple):
-    """An equation that runs no jaxpr.
+    """An equation that runs no jaxpr, and isn't in one that touches no refs and calls nothing.
 
     Attributes:
       touches: what it does to refs, by their names.
@@ -57,6 +57,8 @@ def steps(
     for eqn in jaxpr.eqns:
         called = list(inner_calls(eqn))
         for k, (inner, operands) in enumerate(called):
+            if not (holds_refs(inner) or _calls_back(inner.jaxpr)):
+                continue  # Functions of arrays call one another, and often the same one.
             # A ref that is made of an argument's value is a new one, whatever that is the value of.
             given = [name_of(v) if _jax.is_ref_type(v.aval) else None for v in operands]
             outputs = yield from steps(inner, given, held, made, (*inside, (eqn, k)))
@@ -75,3 +77,6 @@ def steps(
             touches[name_of(v)] = touches.get(name_of(v), Touch.NONE) | kind
         yield Step(eqn, touches, inside)
     return [*map(name_of, jaxpr.outvars)]
+
+
+_calls_back = _jax.anywhere(lambda eqn: _jax.is_called_callback(eqn.primitive))
