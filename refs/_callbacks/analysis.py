@@ -7,6 +7,7 @@ callbacks are given needs no copy: whichever callback fails, the ref's value is 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
 from refs import _jax
 from refs._callbacks.primitives import host_callback_p, ref_callback_p
 from refs._callbacks.spec import CallbackSpec, keeps_old

@@ -1,4 +1,4 @@
-"""Code that is run operation by operation at top level: it changes refs at its end, or not at all."""
+"""Code that is run op by op at top level: it changes refs at its end, or not at all."""
 
 from __future__ import annotations
 

@@ -30,8 +30,9 @@ Check = Callable[[int, Value], None]
 
 
 class Differentiable:
-    """A call as a pure function of its variables, in whose body Python may inspect what it can in JAX.
+    """A call as a pure function of its variables.
 
+    Python code in it gets what it would get in JAX: it may inspect values wherever JAX knows them.
     The `values` are the array variables, then the contents of the ref variables at entry.
     `check(k, value)` is called for each of them when it is known, and may refuse it.
 
@@ -209,8 +210,8 @@ class _Lane:
     def get(self, ref: RefLike) -> Value:
         """What the function has for a ref's value: the neutral element, if it only accumulates."""
         slot = self._slots[id(ref)]
-        if self._transaction.touch_of[slot] == Touch.NONE:  # Only a rule that runs later touches it.
-            return None
+        if self._transaction.touch_of[slot] == Touch.NONE:
+            return None  # Only a rule that runs later touches it.
         [value] = self._transaction.values([slot], self._arguments)
         return value
 

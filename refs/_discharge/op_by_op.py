@@ -36,8 +36,8 @@ from refs._tracing import touch_analysis
 from refs._tracing.derivative_rules import has_custom_vjp, touched_by_rules
 from refs._tracing.discharged import is_lane
 from refs._tracing.facts import can_fail, can_fail_itself
-from refs._tracing.touch_analysis import Touch
 from refs._tracing.names import one_name
+from refs._tracing.touch_analysis import Touch
 from refs._tracing.trace import AbstractArgument, ref_type
 from refs._types import Atom, Aval, ClosedJaxpr, Primitive, RefLike, Value
 from refs.errors import RefEscapeError

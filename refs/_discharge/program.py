@@ -16,8 +16,8 @@ from refs._lanes.lane_analysis import Contents
 from refs._lanes.primitives import lane_set
 from refs._origin import origin_of
 from refs._tracing import derivative_rules, touch_analysis
-from refs._tracing.touch_analysis import Touch
 from refs._tracing.names import one_name
+from refs._tracing.touch_analysis import Touch
 from refs._tracing.trace import unique
 from refs._types import ClosedJaxpr, RefLike, Value
 

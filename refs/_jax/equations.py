@@ -205,7 +205,7 @@ def anywhere(test: Callable[[Eqn], bool]) -> Callable[[Jaxpr], bool]:
     return found
 
 
-def all_equations(eqns: Iterable[Eqn], seen: set[Jaxpr] | None = None) -> Iterator[Eqn]:
+def all_equations(eqns: Iterable[Any], seen: set[Jaxpr] | None = None) -> Iterator[Eqn]:
     """Equations, each followed by those of the jaxprs in it that haven't been `seen` before."""
     seen = set() if seen is None else seen
     for eqn in eqns:

@@ -150,9 +150,7 @@ class Executable:
         return state, constants if a.reads else (), a.undonated_of(flat), a.donated_of(flat)
 
 
-def _shardings(
-    t: Staged, arguments: Arguments, call: Call, options: Options
-) -> dict[str, Any]:
+def _shardings(t: Staged, arguments: Arguments, call: Call, options: Options) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if options.in_shardings is not None:
         flat = shardings_of_arguments(options.in_shardings, call.tree)

@@ -23,9 +23,9 @@ from refs._jit.executable import Options
 from refs._jit.inner import Inner, key_of
 from refs._jit.kinds import is_like, kind_of, quick_key, shapes_of_refs
 from refs._jit.plain import GetFun, Plain
+from refs._jit.staged import Staged, staged
 from refs._jit.stages import Lowered, Traced
 from refs._jit.ways import carefully, prepare
-from refs._jit.staged import Staged, staged
 from refs._tracing.trace import Call, Trace, ref_type, trace
 from refs._tracing.weak_memo import WeakMemo
 from refs._transactions.calls import in_transaction
@@ -130,12 +130,11 @@ class Programs:
 
     def _effectful(self, static: Static | None, call: Call) -> ClosedJaxpr:
         """The function's jaxpr over refs."""
-        fun = self._fun
 
         def rebuild(refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
             return (static or NO_STATIC).restore(*call.rebuild(refs, leaves))
 
-        return trace(fun, [*map(ref_type, call.refs)], call.leaves, rebuild).jaxpr
+        return trace(self._fun, [*map(ref_type, call.refs)], call.leaves, rebuild).jaxpr
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The result's shapes and dtypes, as `jax.ShapeDtypeStruct`s; nothing runs."""
@@ -348,8 +347,7 @@ class Programs:
         if call.refs:
             found = staged(self._fun, static or NO_STATIC, call, name)
         else:
-            plain = self._plain(static, call)
-            found = plain.staged(*self._arguments(static, call))
+            found = self._plain(static, call).staged(*self._arguments(static, call))
             if not isinstance(found, Staged):
                 return found
         donated = self._donated(static or NO_STATIC, call)

@@ -241,7 +241,7 @@ class Staged:
 def _buffer_type(ref: RefLike) -> Aval:
     """The type of what is in the cell of a ref: bits, if it holds keys."""
     of_ref = ref_type(ref)
-    aval = of_ref.inner_aval
+    aval: Aval = of_ref.inner_aval
     if _jax.is_key(aval.dtype):
         place = aval.sharding if _jax.is_on_explicit_mesh(ref) else None
         keys = jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=place)

@@ -6,8 +6,7 @@ one ref, refs may be returned, and errors inside are told in terms of the user's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax

@@ -29,8 +29,8 @@ from refs._handles.making import make
 from refs._origin import Origin, origin_of
 from refs._tracing.discharged import is_lane
 from refs._tracing.facts import can_fail
-from refs._tracing.touch_analysis import Touch
 from refs._tracing.names import Names
+from refs._tracing.touch_analysis import Touch
 from refs._tracing.trace import (
     ArgumentRef,
     NewRef,

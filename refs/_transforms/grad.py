@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from refs import _jax
+from refs._derivatives.at_top_level import backward
 from refs._derivatives.derivative import check_output, check_reduce_axes, derivative
 from refs._derivatives.differentiable import Differentiable
-from refs._derivatives.at_top_level import backward
 from refs._derivatives.inputs import Inputs
 from refs._types import PyTree, Value
 from refs.errors import RefTypeError

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from refs import _jax
+from refs._derivatives.at_top_level import backward
 from refs._derivatives.derivative import check_output, derivative
 from refs._derivatives.differentiable import Differentiable
-from refs._derivatives.at_top_level import backward
 from refs._derivatives.inputs import Inputs
 from refs._indexing.sharded import sharded_in_rows
 from refs._transforms.vmap import vmap

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from refs._derivatives.derivative import differentiable
 from refs._derivatives.at_top_level import op_by_op
+from refs._derivatives.derivative import differentiable
 from refs._derivatives.inputs import Inputs, part_of
 from refs._handles.access import describe, set
 from refs._handles.predicates import is_ref

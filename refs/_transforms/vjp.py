@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs._derivatives.derivative import check_reduce_axes, differentiable
 from refs._derivatives.at_top_level import backward
+from refs._derivatives.derivative import check_reduce_axes, differentiable
 from refs._derivatives.inputs import Inputs, Variable, part_of
 from refs._handles.access import addupdate, describe, get
 from refs._handles.predicates import is_ref
