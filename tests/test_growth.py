@@ -36,7 +36,6 @@ def calls(program, n):
 
 # By the depth the program that is made grows by more each time, or calls are traced 2^depth times.
 GROWS_FASTER = {
-    "nested calls, given what they hold",
     "nested calls, each twice",
     "nested calls without refs, gradient",
     "nested branches, reversible",

@@ -20,7 +20,14 @@ from refs._handles.predicates import is_ref
 from refs._origin import Origin
 from refs._tracing.discharged import is_lane
 from refs._tracing.touch_analysis import Touch
-from refs._tracing.trace import PartlyKnown, advised, new_origins, result_of, strip_refs
+from refs._tracing.trace import (
+    PartlyKnown,
+    advised,
+    new_origins,
+    result_of,
+    strip_refs,
+    zeros_like,
+)
 from refs._transactions.signature import flags
 from refs._transactions.transaction import Transaction
 from refs._types import PyTree, PyTreeDef, RefLike, Value
@@ -113,7 +120,7 @@ class Differentiable:
             self._outside = _jax.current_trace()
             arrays, refs = self.inputs.arrays, self.inputs.refs
             self._lane = lane = _Lane.of(self._fun, self.inputs) if is_lane() else None
-            get = access.get if lane is None else lane.get
+            get = access.get if lane is None else lane.contents
             values = [*arrays, *map(get, refs)]
             for k, x in enumerate(values):
                 self.check(k, x)
@@ -214,6 +221,11 @@ class _Lane:
             return None  # Only a rule that runs later touches it.
         [value] = self._transaction.values([slot], self._arguments)
         return value
+
+    def contents(self, ref: RefLike) -> Value:
+        """The contents of a ref that is a variable: zeros, if the function doesn't touch it."""
+        value = self.get(ref)
+        return zeros_like(ref) if value is None else value
 
     def set(self, ref: RefLike, value: Value) -> None:
         """Gives a ref its new value, or accumulates what the function has accumulated."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import jax
 
@@ -35,8 +36,21 @@ class Inner(NamedTuple):
         """The form for calls like this one.
 
         None if the function closes over a ref or over a value of the trace around it: the ref may
-        be an argument, too, and the value is another one in the next trace.
+        be an argument, too, and the value is another one in the next trace. Only a trace tells,
+        so it is kept for the function's code, which nested functions may share.
         """
+        code = getattr(fun, "__code__", None)
+        if code is not None and code in _closing:
+            return None
+        made = Inner._of(fun, static, call, options)
+        if made is None and code is not None:
+            _closing.add(code)
+        return made
+
+    @staticmethod
+    def _of(
+        fun: Callable[..., Any], static: Static, call: Call, options: dict[str, Any]
+    ) -> Inner | None:
         # It holds no ref of this call.
         rebuild = Call(call.tree, [], call.ref_places, [], []).rebuild
         flat, out = flattened(fun, lambda refs, leaves: static.restore(*rebuild(refs, leaves)))
@@ -56,6 +70,10 @@ class Inner(NamedTuple):
         arrays, new = self.compiled([*refs], [*leaves])
         out_tree, markers = self.out
         return result_of(out_tree, markers, arrays, refs, [*map(make, new, new_origins(markers))])
+
+
+# The code of functions that were found to close over refs or over values of a trace.
+_closing: WeakSet[Any] = WeakSet()
 
 
 def key_of(static: Static | None, call: Call) -> tuple[Any, ...]:

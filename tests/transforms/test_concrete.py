@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 
 import refs
 from refs import extend
-from refs._derivatives import direct
+from refs._derivatives import at_top_level
 from refs._transactions import calls
 from refs.errors import RefStateError
 
@@ -128,7 +128,7 @@ def test_a_loop_over_what_is_shared_takes_it_as_an_operand(monkeypatch):
 
     in_place = calls.in_place
     monkeypatch.setattr(calls, "in_place", watched)
-    monkeypatch.setattr(direct, "in_place", watched)
+    monkeypatch.setattr(at_top_level, "in_place", watched)
     table = jnp.arange(1000.0)
 
     def lane(x, table):
