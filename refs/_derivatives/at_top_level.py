@@ -19,6 +19,7 @@ from refs._handles.access import describe
 from refs._handles.making import make
 from refs._inplace.in_place import in_place
 from refs._tracing.facts import can_fail, can_fail_itself
+from refs._tracing.trace import advised
 from refs._transactions.calls import has_loops, run
 from refs._types import Buffer, ClosedJaxpr, Primitive, RefLike, Value
 from refs.errors import RefStateError
@@ -59,7 +60,7 @@ def _attempt(fun: Callable[[], Any]) -> tuple[Any, RefLike | None, bool]:
     trace = _AtTopLevel()
     with failures_told():
         with _jax.set_current_trace(trace):
-            result = fun()
+            result = advised(fun)()
         made = {
             id(x): make(x.cell.read(), x.cell.origin)
             for x in jax.tree.leaves(result)

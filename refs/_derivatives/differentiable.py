@@ -18,7 +18,7 @@ from refs._handles.access import describe
 from refs._handles.making import make
 from refs._handles.predicates import is_ref
 from refs._origin import Origin
-from refs._tracing.discharged import is_lane
+from refs._tracing.discharged import has_lines, is_lane, to_be_discharged
 from refs._tracing.touch_analysis import Touch
 from refs._tracing.trace import (
     PartlyKnown,
@@ -52,7 +52,7 @@ class Differentiable:
     out_tree: PyTreeDef
     has_backward_effects: bool
     _outside: _jax.Trace  # the trace around the transformation
-    _lane: _Lane | None  # there
+    _known: _Known | None  # what is known beforehand
 
     def __init__(
         self,
@@ -72,10 +72,10 @@ class Differentiable:
         data, the final values of new refs in them, and those of the refs that were written.
         """
         n, refs = len(self.inputs.arrays), self.inputs.refs
-        trace = _Differentiated(_jax.current_trace(), self._outside, self._lane)
+        trace = _Differentiated(_jax.current_trace(), self._outside, self._known)
         for ref, value in zip(refs, values[n:], strict=True):
             trace.open(ref, value)
-        with _jax.set_current_trace(trace), _jax.without_hi_primitives():
+        with to_be_discharged(), _jax.without_hi_primitives(), _jax.set_current_trace(trace):
             args, kwargs = self.inputs.rebuild(refs, values[:n])
             result = advised(self._fun)(*args, **kwargs)
         output, aux = result if self.has_aux else (result, None)
@@ -119,17 +119,18 @@ class Differentiable:
         def inside() -> tuple[Any, ...]:
             self._outside = _jax.current_trace()
             arrays, refs = self.inputs.arrays, self.inputs.refs
-            self._lane = lane = _Lane.of(self._fun, self.inputs) if is_lane() else None
-            get = access.get if lane is None else lane.contents
+            is_known = is_lane() or has_lines()
+            self._known = known = _Known.of(self._fun, self.inputs) if is_known else None
+            get = access.get if known is None else known.contents
             values = [*arrays, *map(get, refs)]
             for k, x in enumerate(values):
                 self.check(k, x)
             *out, (arrays, contents, state) = transformed(values)
             for ref, value in zip(self._written, state, strict=True):
-                if lane is None:
+                if known is None:
                     access.set(ref, ..., value)
                 else:
-                    lane.set(ref, value)
+                    known.set(ref, value)
             new = [*map(_made, contents, new_origins(self._markers))]
             return *out, result_of(self._aux_tree, self._markers, arrays, [], new)
 
@@ -182,22 +183,23 @@ def returning_pair(doing: str, fun: Callable[..., Any]) -> Callable[..., Any]:
 class _Differentiated(OpByOp):
     """The trace of a differentiated function."""
 
-    def __init__(self, parent: Any, outside: _jax.Trace, lane: _Lane | None):
+    def __init__(self, parent: Any, outside: _jax.Trace, known: _Known | None):
         super().__init__(parent, outside, is_differentiated=True)
-        self._lane = lane
+        self._known = known
 
     def read(self, ref: RefLike) -> Value:
-        if self._lane is None:
+        if self._known is None:
             return super().read(ref)
         with _jax.set_current_trace(self.outside):
-            return self._lane.get(ref)
+            return self._known.get(ref)
 
 
-class _Lane:
-    """The refs of a function that is differentiated in a lane of `refs.vmap`.
+class _Known:
+    """What is known beforehand of the refs of a differentiated function, as it is traced for that.
 
-    There, a ref that lanes share must not be read if the function only accumulates into it, nor if
-    only a backward rule does. So the function is traced once before, to tell.
+    In a lane of `refs.vmap` a ref that lanes share must not be read if the function only
+    accumulates into it, nor if only a backward rule does. And `refs.explain` shows where the
+    function touches a ref.
     """
 
     def __init__(self, t: Transaction, arguments: Sequence[RefLike]):
@@ -206,13 +208,13 @@ class _Lane:
         self._slots = dict(zip(map(id, t.refs(slots, arguments)), slots, strict=True))
 
     @staticmethod
-    def of(fun: Callable[..., Any], inputs: Inputs) -> _Lane:
+    def of(fun: Callable[..., Any], inputs: Inputs) -> _Known:
         def known(*args: Any, **kwargs: Any) -> Any:
             return PartlyKnown(fun(*args, **kwargs))
 
         refs, rebuild = inputs.refs, inputs.rebuild
         t = Transaction.of(known, refs, inputs.arrays, rebuild, is_differentiated=True)
-        return _Lane(t, refs)
+        return _Known(t, refs)
 
     def get(self, ref: RefLike) -> Value:
         """What the function has for a ref's value: the neutral element, if it only accumulates."""

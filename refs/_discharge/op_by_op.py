@@ -224,11 +224,11 @@ class OpByOp(_jax.Trace):
         """Binds a primitive in `parent`. Its operands and `inner`, its jaxprs, have no refs."""
         if self.is_differentiated:
             refuse_hidden(Operation(primitive, params))
-        try:
-            with _jax.set_current_trace(self.parent):
+        with _jax.set_current_trace(self.parent):
+            try:
                 return self.parent.process_primitive(primitive, operands, params)
-        except _jax.NaNFound as error:
-            _jax.raise_about_nan(error, inner, operands)
+            except _jax.NaNFound as error:
+                _jax.raise_about_nan(error, inner, operands)
 
     def _has_rules(self, inner: Sequence[ClosedJaxpr]) -> bool:
         """Whether derivative rules in these jaxprs may run, and touch a ref."""

@@ -26,6 +26,7 @@ _WORDS = {
     "a position indicated by nondiff_argnums": "a tracer that isn't differentiated",
     "Ref-typed argument": "a differentiated ref",
     "'ValAccum' object": "a differentiated ref",  # in the oldest JAX
+    "Ref has no attribute 'nospec'": "a ref in a shard_map that is differentiated",
     "differentiated value on a non-differentiated": "a differentiated value",
     "vmapped value on an unbatched": "a mapped value",
     "incompatible devices": "incompatible devices",

@@ -6,6 +6,7 @@ discharged function.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -108,7 +109,10 @@ class Plain:
         outcome: list[Any] = []
         token, before = _outcome.set(outcome), discharges()
         try:
-            traced = advised(self._ask)(self._bare.trace, args, kwargs)
+            # JAX's checks count the names of the inputs: see `staged`.
+            with contextlib.ExitStack() as unchecked:
+                outcome.append(unchecked)
+                traced = advised(self._ask)(self._bare.trace, args, kwargs)
         finally:
             _outcome.reset(token)
         [(made, is_touched)] = outcome
@@ -178,7 +182,8 @@ def _run_staged(
 ) -> Any:
     """Runs a function at top level: its result; with refs, the outputs of a `Staged` function.
 
-    `outcome` gets what makes a `Staged` of the jaxpr, and whether refs are touched or returned.
+    `outcome` has an exit stack of the caller's, and gets instead of it what makes a `Staged` of the
+    jaxpr, and whether refs are touched or returned.
     """
     stage, token = Staging(()), _outcome.set(None)
     try:
@@ -193,6 +198,8 @@ def _run_staged(
     finally:
         stage.end()
         _outcome.reset(token)
+    [unchecked] = outcome
+    unchecked.enter_context(jax.enable_checks(False))
     outcome[:] = [(made, is_touched)]
     return outputs if is_touched else result
 

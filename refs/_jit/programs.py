@@ -26,6 +26,7 @@ from refs._jit.plain import GetFun, Plain
 from refs._jit.staged import Staged, staged
 from refs._jit.stages import Lowered, Traced
 from refs._jit.ways import carefully, prepare
+from refs._tracing.discharged import with_lines
 from refs._tracing.trace import Call, Trace, ref_type, trace
 from refs._tracing.weak_memo import WeakMemo
 from refs._transactions.calls import in_transaction
@@ -134,7 +135,8 @@ class Programs:
         def rebuild(refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
             return (static or NO_STATIC).restore(*call.rebuild(refs, leaves))
 
-        return trace(self._fun, [*map(ref_type, call.refs)], call.leaves, rebuild).jaxpr
+        with with_lines():
+            return trace(self._fun, [*map(ref_type, call.refs)], call.leaves, rebuild).jaxpr
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The result's shapes and dtypes, as `jax.ShapeDtypeStruct`s; nothing runs."""
@@ -150,12 +152,9 @@ class Programs:
     def clear_cache(self) -> None:
         """Forgets every compiled program of this function."""
         self.forget()
-        self._entries.clear()
-        self._inner.clear()
-        self._given_refs.clear()
-        self._quick.clear()
+        for known in (self._entries, self._inner, self._given_refs, self._quick, self.instances):
+            known.clear()
         self._tree = None
-        self.instances.clear()
 
     def _cache_size(self) -> int:
         return len(self._all())

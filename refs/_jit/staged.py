@@ -8,9 +8,9 @@ outputs are put in order, and the jaxpr is pure.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -57,7 +57,7 @@ class Staging(OpByOp):
         self._names.other.update(zip(map(id, refs), self.arguments, strict=True))
         self._inputs: dict[int, tuple[RefLike, Value]] = {}  # by the id of what holds the value
 
-    @contextmanager
+    @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """A context in which the function runs."""
         # With jit disabled, JAX's loops first evaluate their predicates, which fails on tracers,
@@ -274,8 +274,11 @@ def staged(fun: Callable[..., Any], static: Static, call: Call, name: str) -> St
             outputs, made = stage.finish(out, tree, leaf_of)
         finally:
             stage.end()
+        unchecked.enter_context(jax.enable_checks(False))
         return outputs
 
     flat.__name__ = flat.__qualname__ = name
-    closed = advised(jax.make_jaxpr(flat))([*call.leaves])
+    # JAX's checks count the names of the inputs, of which more have come than JAX knows names of.
+    with contextlib.ExitStack() as unchecked:
+        closed = advised(jax.make_jaxpr(flat))([*call.leaves])
     return made(closed)

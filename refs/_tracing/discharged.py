@@ -1,4 +1,4 @@
-"""Whether what is traced will be discharged here, or is left to JAX."""
+"""What a function is traced for: to be discharged here, as one lane of many, to be explained."""
 
 from __future__ import annotations
 
@@ -41,3 +41,21 @@ def is_lane() -> bool:
 
 
 _is_lane: ContextVar[bool] = ContextVar("_is_lane", default=False)
+
+
+@contextmanager
+def with_lines() -> Iterator[None]:
+    """A context in which accesses that a derivative makes are given the lines of its function."""
+    token = _has_lines.set(True)
+    try:
+        yield
+    finally:
+        _has_lines.reset(token)
+
+
+def has_lines() -> bool:
+    """Whether each access to a ref is to have the line where the user's code makes it."""
+    return _has_lines.get()
+
+
+_has_lines: ContextVar[bool] = ContextVar("_has_lines", default=False)

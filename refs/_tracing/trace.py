@@ -266,6 +266,10 @@ _ARRAYS_ONLY = (
     "it (`cg`, `gmres`), was given a ref, or a function that closes over one: read the ref before, "
     "`ref[...]`, and use the value"
 )
+_IN_SHARD_MAP = (
+    "a backward rule inside of shard_map touches a ref from outside, which can't be written after "
+    "the forward pass: return what it writes as a cotangent, or apply shard_map inside"
+)
 _NONDIFFERENTIATED = (
     "{said}\n\na ref that is an argument of the traced function, of `refs.jit` for instance, is "
     "such a tracer: let the custom function take it as an ordinary argument, whose rules may read "
@@ -297,6 +301,7 @@ _ADVICE: dict[str | None, tuple[type[Exception], str]] = {
     "arrays only": (RefTypeError, _ARRAYS_ONLY),
     "a tracer that isn't differentiated": (RefTypeError, _NONDIFFERENTIATED),
     "a differentiated ref": (RefTypeError, _GRADIENT),
+    "a ref in a shard_map that is differentiated": (RefEscapeError, _IN_SHARD_MAP),
 }
 
 

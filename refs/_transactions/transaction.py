@@ -151,7 +151,6 @@ class Transaction:
         constants: Sequence[Value],
         leaves: Sequence[Value],
         targets: Sequence[RefLike] | None = None,
-        numbers: Sequence[int | None] | None = None,
         captured: Sequence[Value] | None = None,
     ) -> tuple[list[Value], tuple[list[Value], list[Value]]]:
         """The pure function: (new state, (array outputs, final values of new refs)).
@@ -160,16 +159,14 @@ class Transaction:
         State in the host's memory is updated on the device, and goes back.
 
         `targets` are the ref arguments of the call, if it is to be differentiated: the backward
-        rules of the user's custom derivatives write them. `numbers` are those by which a callback
-        that fails reports the values of written refs. `captured` replace the constants that aren't
-        refs.
+        rules of the user's custom derivatives write them. `captured` replace the constants that
+        aren't refs.
         """
         given = state
         state, constants = ([*map(_jax.in_device_memory, values)] for values in (state, constants))
         cells = self.cells(self.written, state) | self.cells(self.read, constants)
-        for k, slot in enumerate(self.written):
+        for slot in self.written:
             cells[slot].method = self._method(slot)
-            cells[slot].number = numbers[k] if numbers else None
         if targets is not None:
             self.aim(cells, list(self.touch_of), targets)
         context = Context(differentiated=targets is not None, held=self.held)

@@ -184,6 +184,38 @@ def a_backward_rule_inside_of_shard_map_op_by_op(r, i):
 
 
 @raises(
+    errors.RefEscapeError,
+    "a backward rule inside of shard_map touches a ref from outside, which can't be written after "
+    "the forward pass: return what it writes as a cotangent, or apply shard_map inside",
+)
+def a_backward_rule_inside_of_shard_map_in_jit(r, i):
+    mapped = mapped_with_a_backward_rule_over(r)
+    refs.grad(lambda x: jax.jit(mapped)(x).sum())(X)
+
+
+@raises(
+    errors.RefEscapeError,
+    "the backward rule at an unknown line touches ref `r` (created at FILE:N) inside of "
+    "shard_map, where a ref from outside can't be written after the forward pass: return "
+    "what it writes as a cotangent, or apply shard_map inside",
+)
+def a_backward_rule_inside_of_shard_map_in_lanes(r, i):
+    mapped = mapped_with_a_backward_rule_over(r)
+    refs.grad(lambda x: refs.vmap(lambda x: mapped(x).sum())(x).sum())(X[None])
+
+
+@raises(
+    errors.RefEscapeError,
+    "the backward rule at FILE:N touches ref `local` (created at FILE:N), which is gone "
+    "when the backward pass runs: it was made inside the differentiated function, is an "
+    "argument of a mapped one, or belongs to a pure one. Use a ref made outside, and "
+    "`refs.grad`",
+)
+def backward_rule_over_a_ref_made_inside_in_jit(r, i):
+    refs.grad(jax.jit(with_a_backward_rule_over_a_new_ref))(1.0)
+
+
+@raises(
     errors.RefValueError,
     "derivative with respect to the contents of ref `r` (created at FILE:N) through the custom "
     "function at FILE:N, which closes over the ref and reads it: its rule says nothing about that, "

@@ -1,5 +1,7 @@
 """Errors about exported programs. See `test_errors.py`."""
 
+import pickle
+
 import jax
 
 import refs
@@ -118,3 +120,15 @@ def slice_of_a_symbolic_axis(r, i):
 def slice_of_a_symbolic_axis_without_a_step(r, i):
     (b,) = jax.export.symbolic_shape("b")
     refs.jit(lambda w: w[::0]).trace(jax.ShapeDtypeStruct((b,), X.dtype, is_ref=True))
+
+
+@raises(
+    TypeError,
+    "cannot pickle or deepcopy what is compiled of `bump`: it belongs to this process. "
+    "`refs.export.export` makes bytes of a function",
+)
+def pickle_of_a_compiled_function(r, i):
+    def bump(r):
+        r[...] += 1.0
+
+    pickle.dumps(refs.jit(bump).lower(r).compile())
