@@ -74,7 +74,7 @@ class Plain:
             if _asking.get() is not asks:
                 raise TypesDiffer
             if (outcome := _outcome.get()) is not None:
-                return _run_staged(get_fun(), args, kwargs, outcome)
+                return _run_staged(get_fun(), chosen.split(args, kwargs), outcome)
             result = get_fun()(*args, **kwargs)
             leaves, tree = jax.tree.flatten(result)
             if not any(map(is_ref, leaves)):
@@ -117,7 +117,8 @@ class Plain:
             _outcome.reset(token)
         [(made, is_touched)] = outcome
         if is_touched or calls_host(traced.jaxpr):
-            return made(traced.jaxpr)
+            _, *given = self._chosen.split(args, kwargs)
+            return made(traced.jaxpr, len(jax.tree.leaves(given)))
         if discharges() == before:
             return self
         return self._discharged_form((), traced.jaxpr, traced.out_tree)
@@ -177,17 +178,18 @@ class Plain:
             _asking.reset(token)
 
 
-def _run_staged(
-    fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], outcome: list[Any]
-) -> Any:
+def _run_staged(fun: Callable[..., Any], given: Any, outcome: list[Any]) -> Any:
     """Runs a function at top level: its result; with refs, the outputs of a `Staged` function.
 
-    `outcome` has an exit stack of the caller's, and gets instead of it what makes a `Staged` of the
-    jaxpr, and whether refs are touched or returned.
+    `given` is the call's arguments, the static ones apart. `outcome` has an exit stack of the
+    caller's; it gets instead what makes a `Staged` of the jaxpr, and whether refs are touched or
+    returned.
     """
     stage, token = Staging(()), _outcome.set(None)
     try:
         with stage.running():
+            static, *rest = given
+            args, kwargs = static.restore(*jax.tree.map(lambda x: x, rest))  # as in `staged`
             result = fun(*args, **kwargs)
         leaves, tree = jax.tree.flatten(result)
         if not are_arrays([x for x in leaves if not is_ref(x)]):

@@ -180,6 +180,7 @@ class Staged:
     def __init__(
         self,
         closed: ClosedJaxpr,
+        n_leaves: int,
         *,
         packing: Packing,
         places: Sequence[int],
@@ -194,6 +195,11 @@ class Staged:
     ):
         invars = closed.jaxpr.invars
         leaves, buffers = invars[: len(invars) - len(places)], invars[len(invars) - len(places) :]
+        if len(leaves) != n_leaves:  # pragma: no cover, JAX before 0.12
+            raise jax.errors.UnexpectedTracerError(
+                "a value of a differentiated function is used where its trace has ended: a rule of "
+                "a custom function closes over it. Pass it to the function as an argument"
+            )
         ordered = [*(buffers[k] for k in places), *leaves]
         self.closed = _jax.with_inputs(closed, ordered)
         self.n_new, self.packing = n_new, packing
@@ -265,11 +271,13 @@ def staged(fun: Callable[..., Any], static: Static, call: Call, name: str) -> St
         nonlocal made
         stage = Staging(call.refs)
         try:
-            args, kwargs = static.restore(*call.rebuild(stage.arguments, leaves))
-            names = _jax.name_arguments(fun, args, kwargs, leaves)
-            for ref in stage.arguments:
-                ref.argument = names.get(id(ref), "")
             with stage.running():
+                # Objects of Flax note the trace that they are made in.
+                args, kwargs = static.restore(*call.rebuild(stage.arguments, leaves))
+                with _jax.set_current_trace(stage.parent):
+                    names = _jax.name_arguments(fun, args, kwargs, leaves)
+                for ref in stage.arguments:
+                    ref.argument = names.get(id(ref), "")
                 out, tree = flatten_result(fun, fun(*args, **kwargs))
             outputs, made = stage.finish(out, tree, leaf_of)
         finally:
@@ -281,4 +289,4 @@ def staged(fun: Callable[..., Any], static: Static, call: Call, name: str) -> St
     # JAX's checks count the names of the inputs, of which more have come than JAX knows names of.
     with contextlib.ExitStack() as unchecked:
         closed = advised(jax.make_jaxpr(flat))([*call.leaves])
-    return made(closed)
+    return made(closed, len(call.leaves))

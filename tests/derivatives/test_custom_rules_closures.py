@@ -149,3 +149,33 @@ def test_a_ref_is_read_whose_contents_are_constant(kind):
     same(refs.grad(f)(2.0), 3)
     same(refs.grad(lambda r, x: r[...] * x)(r, 2.0), 2)
     same(refs.grad(lambda x: (refs.set(r, ..., lax.stop_gradient(x)), f(x))[1])(3.0), 3)
+
+
+@pytest.mark.parametrize("kind", ["vjp", "jvp"])
+def test_over_a_value_that_is_differentiated_beside_a_ref(kind, jit):
+    """JAX refuses it, too."""
+    n = refs.new_ref(0, name="n")
+
+    def program(x):
+        scale = 3 * x
+        if kind == "vjp":
+            f = jax.custom_vjp(lambda y: 2 * y)
+
+            def forward(y):
+                n[...] += 1
+                return 2 * y, scale
+
+            f.defvjp(forward, lambda s, g: (g * s,))
+        else:
+            f = jax.custom_jvp(lambda y: 2 * y)
+
+            def rule(p, t):
+                n[...] += 1
+                return f(*p), t[0] * scale
+
+            f.defjvp(rule)
+        return f(x)
+
+    with pytest.raises(jax.errors.UnexpectedTracerError):
+        jit(refs.grad(program))(0.5)
+    assert n[...] == 0

@@ -61,6 +61,11 @@ MODULES = (
 PACKAGE = Path(refs.__file__).parent
 # Raised for Python's own machinery, which turns them into something else.
 # Some never reach a user.
+ESCAPED = (
+    "jax.errors.UnexpectedTracerError('a value of a differentiated function is used where its "
+    "trace has ended: a rule of a custom function closes over it. Pass it to the function as an "
+    "argument')"
+)
 INTERNAL = {
     ("ref.py", "raise AttributeError(name)"),
     ("exchange.py", "raise Busy"),
@@ -83,6 +88,7 @@ INTERNAL = {
     ("arguments.py", "raise RefsDiffer"),
     ("executable.py", "raise TypesDiffer"),
     ("callbacks.py", "raise errors[0]"),  # a callback's
+    ("staged.py", f"raise {ESCAPED}"),  # by the oldest JAX only
     ("plain.py", "raise TypesDiffer"),
     ("gpu.py", "raise passed_on(error, plan, ()) from error"),
     ("primitives.py", "raise passed_on(error, plan, roots) from error"),

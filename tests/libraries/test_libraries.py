@@ -333,3 +333,20 @@ def test_counts_of_a_solvers_function():
     root = refs.jit(lambda x: optx.root_find(equation, solver, T(1), args=x).value)
     close(root(T(2)), 2**0.5)
     assert calls[...] > 1
+
+
+@pytest.mark.parametrize("is_over_refs", [False, True])
+def test_a_model_that_may_only_be_changed_in_the_trace_that_it_is_made_in(is_over_refs):
+    nnx = pytest.importorskip("flax.nnx")
+    calls = refs.new_ref(0)
+    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))  # It counts its keys.
+
+    def apply(model, x):
+        if is_over_refs:
+            calls[...] += 1
+        return model(x)
+
+    x = jnp.ones(8)
+    expected = jax.jit(lambda model, x: model(x))(dropout, x)
+    np.testing.assert_array_equal(refs.jit(apply)(dropout, x), expected)
+    assert calls[...] == is_over_refs
