@@ -131,12 +131,11 @@ def name_arguments(
 def depends_on(trace: Any, argument: str) -> str:
     """JAX's words about a value that isn't known, as it depends on an argument."""
     info = trace.frame.debug_info
-    said = f"The error occurred while tracing the function {info.func_src_info} for "
-    said += f"{info.traced_for}. "
-    if argument:
-        said += "This concrete value was not available in Python because it depends on the value "
-        said += f"of the argument {argument}."
-    return f"\n{said}"
+    return (
+        f"\nThe error occurred while tracing the function {info.func_src_info} for "
+        f"{info.traced_for}. This concrete value was not available in Python because it depends on "
+        f"the value of the argument {argument}."
+    )
 
 
 def trace_of(tracer: Tracer) -> Any:

@@ -57,13 +57,11 @@ def is_staging_trace(trace: Any) -> bool:
 def new_input(trace: Any, aval: Aval, name: str) -> Value:
     """One more input of the jaxpr that a trace records, and its name for JAX's errors."""
     frame = trace.frame
-    info = frame.debug_info
-    if info is not None and not isinstance(info.arg_names, list):  # One that grows.
-        names = [*(info.arg_names or ())][: len(frame.invars)]
+    if not isinstance(frame.debug_info.arg_names, list):  # One that grows.
+        names = [*(frame.debug_info.arg_names or ())][: len(frame.invars)]
         names += [""] * (len(frame.invars) - len(names))
-        info = frame.debug_info = info._replace(arg_names=names)
-    if info is not None:
-        info.arg_names.append(name)
+        frame.debug_info = frame.debug_info._replace(arg_names=names)
+    frame.debug_info.arg_names.append(name)
     return trace.new_arg(aval, source_info=source_info_util.current())
 
 

@@ -117,7 +117,7 @@ class Entry:
             operands = self.executable.operands(flat, state, constants)
             try:
                 return self.executable.compiled.trace(*operands)
-            except Exception as error:
+            except Exception as error:  # pragma: no cover, another thread writes it meanwhile
                 # JAX asks whether an array is deleted, and then for its layout. Another thread may
                 # write the ref between the two.
                 arrays = [x for x in (*state, *constants) if isinstance(x, jax.Array)]

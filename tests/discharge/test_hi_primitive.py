@@ -111,6 +111,14 @@ def test_checkpoint_over_a_ref_as_it_will_be():
         close(refs.grad(jax.checkpoint(f))(2.0), 2 * np.cos(4), rtol=1e-5)
         assert r[0] == 4
 
+        def read(r, x):
+            return jnp.sin(r[0] * x)
+
+        pure = refs.discharge(jax.make_jaxpr(jax.checkpoint(read))(jax.new_ref(X), 2.0))
+        out, state = jax.extend.core.jaxpr_as_fun(pure)(X + 1, 2.0)
+        close(out, np.sin(2 * (X[0] + 1)), rtol=1e-6)
+        np.testing.assert_array_equal(state, X + 1)
+
 
 def test_a_custom_rule_over_a_ref_as_it_will_be():
     with switched_on("jax_custom_vjp3"):

@@ -51,6 +51,13 @@ def traced_argument_used_in_a_derivative(r, i):
     refs.grad(lambda x: kept[0][0] * x)(1.0)
 
 
+@outlived("get of ref `r`")
+def argument_of_a_jaxpr_used_in_a_derivative(r, i):
+    kept = []
+    refs.make_jaxpr(kept.append)(r)
+    refs.grad(lambda x: kept[0][0] * x)(1.0)
+
+
 @outlived("use of ref `r`")
 def traced_argument_used_in_lanes(r, i):
     kept = []

@@ -99,3 +99,18 @@ def test_another_name_that_jax_makes_is_refused():
         refs.jit(lambda r: jax.device_put(r)[...])(ref)
     with pytest.raises(RefTypeError, match="takes arrays only"):
         refs.vmap(lambda x: jax.device_put(ref)[...] + x)(X)
+
+
+@pytest.mark.parametrize("wrap", [refs.checkpoint, refs.jit])
+def test_a_wrapper_inside_that_closes_over_what_is_given(wrap, jit):
+    """A trace in which the two are one serves no call in which they aren't."""
+    a, b = refs.new_ref(X), refs.new_ref(10 * X)
+
+    @wrap
+    def program(given):
+        given[...] += 1
+        return refs.grad(lambda w: (w[...] ** 2).sum())(a)
+
+    for given, n in ((a, 1), (b, 1), (a, 2), (b, 2)):
+        np.testing.assert_array_equal(jit(program)(given), 2 * (X + n))
+        np.testing.assert_array_equal(given[...], (X if given is a else 10 * X) + n)
