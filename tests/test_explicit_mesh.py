@@ -289,3 +289,18 @@ def test_a_write_where_no_mesh_is_set(name):
     getattr(refs, name)(f)(jnp.ones(2))
     assert count[...] == 3
     assert partitions(count) == ()
+
+
+def test_derivatives_in_lanes_accumulate():
+    mesh = jax.make_mesh((N,), ("x",), (AxisType.Explicit,))
+    total = refs.new_ref(jnp.zeros((8, 4)), sharding=NamedSharding(mesh, P("x")))
+
+    def f(x):
+        total[...] += 1.0
+        return x**2
+
+    with jax.set_mesh(mesh):
+        slopes = refs.vmap(refs.grad(f))(jnp.arange(3.0))
+    np.testing.assert_array_equal(slopes, [0, 2, 4])
+    np.testing.assert_array_equal(total[...], np.full((8, 4), 3))
+    assert partitions(total) == ("x", None)
