@@ -115,7 +115,7 @@ def test_a_block_at_a_constant_is_moved_as_one_at_a_variable(start, size):
     for program in (
         lambda r: both(r, jnp.int32(start)),
         refs.jit(lambda r: both(r, jnp.int32(start))),
-        refs.jit(lambda r: jax.jit(lambda r: both(r, jnp.int32(start)))(r)),
+        refs.jit(jax.jit(lambda r: both(r, jnp.int32(start)))),
         lambda r: refs.jit(both)(r, jnp.int32(start)),
     ):
         r = refs.new_ref(jnp.arange(16))
