@@ -34,7 +34,7 @@ class Plan(NamedTuple):
 
     Attributes:
       layers: the maps around the call, the innermost first.
-      numbers: for each root, its position among the refs that the whole program writes, or None.
+      numbers: for each root, the number by which its value is reported if the call fails, or None.
       by_lane: whether each lane of the next map around the call makes a call of its own, even if no
         operand is batched. Otherwise one call serves all lanes, as in JAX's own batching.
     """

@@ -25,7 +25,7 @@ class Cell:
       made_here: whether the function under way has made the ref.
       method: how the lanes that share the ref accumulate the value, "add" for instance, or None.
       changes: whether the body under way, or a loop around it, writes the ref.
-      number: its position among the refs that the whole program writes, or None.
+      number: the number by which a callback that fails reports its value, or None.
     """
 
     __slots__ = (

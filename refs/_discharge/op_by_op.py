@@ -105,6 +105,9 @@ class OpByOp(_jax.Trace):
                 "when that has ended: a backward rule, which runs later, can't touch it. Use a ref "
                 "made outside"
             )
+        return self._outer_cell(ref)
+
+    def _outer_cell(self, ref: RefLike) -> Cell:
         if id(ref) not in self._opened:
             self.open(ref, self.read(ref))
         return self._opened[id(ref)].cell

@@ -16,6 +16,7 @@ from refs._jit.arguments import Arguments
 from refs._jit.staged import Staged
 from refs._tracing.trace import Call
 from refs._transactions.signature import shardings_of_arguments, shardings_of_result
+from refs._transactions.transaction import of_leaves
 from refs._types import PyTree, Value
 
 
@@ -163,7 +164,7 @@ def _shardings(t: Staged, arguments: Arguments, call: Call, options: Options) ->
     shardings = state if any(s is not None for s in state) else None
     if options.out_shardings is not None:
         flat = shardings_of_result(options.out_shardings, t.out_tree)
-        found["out_shardings"] = (shardings, t.of_leaves(flat))
+        found["out_shardings"] = (shardings, of_leaves(flat, t.out_leaves))
     elif shardings is not None:
         found["out_shardings"] = (shardings, None)
     return found

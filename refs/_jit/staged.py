@@ -36,7 +36,7 @@ from refs._tracing.trace import (
     strip_refs,
 )
 from refs._transactions.signature import Static
-from refs._transactions.transaction import Slot, of_leaves
+from refs._transactions.transaction import Slot
 from refs._types import Aval, ClosedJaxpr, PyTreeDef, RefLike, Value
 
 
@@ -79,10 +79,7 @@ class Staging(OpByOp):
     def cell_of(self, ref: RefLike) -> Any:
         ref = one_name(ref)
         if isinstance(ref, RefTracer) and ref.given is not None and self.has_made(ref):
-            ref = ref.given
-            if id(ref) not in self._opened:
-                self.open(ref, self.read(ref))
-            return self._opened[id(ref)].cell
+            return self._outer_cell(ref.given)
         return super().cell_of(ref)
 
     def open(self, ref: RefLike, value: Value) -> None:
@@ -223,10 +220,6 @@ class Staged:
     def refs(self, slots: Sequence[Slot], arguments: Sequence[RefLike]) -> list[RefLike]:
         """The refs that slots stand for in a call."""
         return [s.ref(arguments, self.outers) for s in slots]
-
-    def of_leaves(self, items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Splits items for the leaves of the result: for its arrays, and for its new refs."""
-        return of_leaves(items, self.out_leaves)
 
     def split_results(self, results: Sequence[Value]) -> tuple[list[Value], list[Value]]:
         """The results that are arrays, and the values of new refs."""

@@ -265,10 +265,7 @@ class Transaction:
 
     def per_result(self, prefix: PyTree) -> tuple[list[Any], list[Any]]:
         """The items of a prefix of the result: for its arrays, and for its new refs."""
-        return self.of_leaves(_jax.broadcast_prefix(prefix, self.traced.out_tree))
-
-    def of_leaves(self, items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Splits items for the leaves of the result: for its arrays, and for its new refs."""
+        items = _jax.broadcast_prefix(prefix, self.traced.out_tree)
         return of_leaves(items, self.traced.out_leaves)
 
     def refs(self, slots: Sequence[Slot], arguments: Sequence[RefLike]) -> list[RefLike]:
