@@ -13,7 +13,7 @@ from refs._discharge.interpreter import Context
 from refs._discharge.scope import Scope
 from refs._tracing import touch_analysis
 from refs._tracing.facts import can_fail
-from refs._tracing.touch_analysis import Touch
+from refs._tracing.touch_analysis import Rules, Touch
 from refs._types import ClosedJaxpr, Jaxpr, Value
 from refs.errors import RefValueError
 
@@ -46,7 +46,7 @@ def _touched(
     found = touch_analysis.jaxpr_touches(jaxpr, consts[: len(jaxpr.constvars)])
     for x, kind in zip((*consts, *args), (*found.consts, *found.inputs), strict=True):
         if isinstance(x, Cell):
-            yield x, kind.settled(Touch.NONE)
+            yield x, Rules.NEVER_RUN.settle(kind)
 
 
 def through(

@@ -20,12 +20,11 @@ from refs._callbacks.primitives import host_callback_p
 from refs._discharge.cells import Cell
 from refs._discharge.lanes import Lanes
 from refs._discharge.rule_choice import refuse_hidden, rule_of
-from refs._discharge.rule_closures import Bindings, Frame, late, untouched
+from refs._discharge.rule_closures import Bindings, untouched
 from refs._discharge.scope import Scope
 from refs._handles.access import describe
 from refs._tracing import derivative_rules, touch_analysis
-from refs._tracing.derivative_rules import has_custom_vjp
-from refs._tracing.touch_analysis import Touch
+from refs._tracing.touch_analysis import Rules
 from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, RefLike, Value
 
 
@@ -38,7 +37,7 @@ class Context:
       keeps_reads: whether `checkpoint` stores the values read from refs instead of the refs.
       repeats: whether a backward pass would evaluate this again.
       lanes: the lanes of `refs.vmap` that this is evaluated in, or None.
-      held: how derivative rules may touch a ref that their function is given and doesn't touch.
+      rules: what derivative rules may do to a ref that their function is given and doesn't touch.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class Context:
         inside: Callable[[Cell], Cell] = lambda cell: cell,
         differentiated: bool = False,
         lanes: Lanes | None = None,
-        held: Touch = Touch.NONE,
+        rules: Rules = Rules.NEVER_RUN,
         memo: dict[Any, Any] | None = None,
     ):
         """`memo`: for `memoised`, if it outlives this interpretation."""
@@ -56,8 +55,9 @@ class Context:
         self.keeps_reads = outer is not None and outer.keeps_reads
         self.repeats = outer is not None and outer.repeats
         self.lanes = lanes
-        self.held = held if outer is None else outer.held
-        self._frames: list[Frame] = []
+        self.rules = rules if outer is None else outer.rules
+        # The jaxprs under way, each with the values and cells of its variables.
+        self._frames: list[tuple[Jaxpr, dict[Any, Any]]] = []
         self.cells: dict[int, Cell] = {}
         self._memo: dict[Any, Any] = {} if memo is None else memo
         self._is_memo_own = memo is None
@@ -65,60 +65,47 @@ class Context:
 
     def eval(self, closed: ClosedJaxpr, args: Sequence[Value]) -> list[Any]:
         """Interprets a closed jaxpr here. The arguments and results are values and cells."""
-        consts = [
-            self.cell_of(c)
-            if isinstance(c, _jax.NativeRef)
-            else self.resolve(c)
-            if isinstance(c, _jax.Tracer)
-            else c
-            for c in closed.consts
-        ]
-        return self.eval_open(closed.jaxpr, consts, args)
+        return self.eval_open(closed.jaxpr, [*map(self.resolve, closed.consts)], args)
 
     def eval_open(self, jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value]) -> list[Any]:
         """`eval` of a jaxpr whose constants are given, as values and cells."""
         # JAX 0.12 has the variables of constants that aren't attached among the inputs.
-        frame = Frame(jaxpr)
-        frame.write((*jaxpr.constvars, *jaxpr.invars), (*consts, *args))
+        env: dict[Any, Any] = {}
+        env.update(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
         def value(atom: Atom) -> Any:
-            return atom.val if isinstance(atom, _jax.Literal) else frame.env[atom]
+            return atom.val if isinstance(atom, _jax.Literal) else env[atom]
 
-        with self._frame(frame):
-            for k, eqn in enumerate(jaxpr.eqns):
+        with self._frame(jaxpr, env):
+            for eqn in jaxpr.eqns:
                 with _jax.source_of(eqn), eqn.ctx.manager:
-                    out = self.eval_eqn(jaxpr, k, [value(v) for v in eqn.invars])
-                frame.write(eqn.outvars, out)
+                    out = self.eval_eqn(eqn, [value(v) for v in eqn.invars])
+                env.update(zip(eqn.outvars, out, strict=True))
             return [value(v) for v in jaxpr.outvars]
 
-    def eval_eqn(self, jaxpr: Jaxpr, k: int, args: Sequence[Value]) -> list[Any]:
-        """Evaluates the `k`-th equation: by its rule if it involves refs, otherwise as it is."""
-        eqn = jaxpr.eqns[k]
-        # Where lanes diverge, only those that reach a callback make the call.
-        calls_host = self.lanes is not None and _calls_host(eqn)
-        must_discharge = calls_host or self._may_touch_later(eqn) or self._touches_in_rules(eqn)
-        rule = rule_of(eqn, args, must_discharge)
+    def eval_eqn(self, eqn: Eqn, args: Sequence[Value]) -> list[Any]:
+        """Evaluates an equation: by its rule if it involves refs, otherwise as it is."""
+        rule = rule_of(eqn, args, self._must_discharge(eqn))
         if rule is not None:
             return rule(self, eqn, args)
         if self.differentiated:
             refuse_hidden(eqn)
-        if self.differentiated or self.lanes is not None:
-            eqn = late(jaxpr, k, self.bindings(), self._memo)
         return _jax.bind_eqn(eqn, args)
 
-    def _may_touch_later(self, eqn: Eqn) -> bool:
-        """Whether a user's backward rule may run later, in lanes: it needs the mask from here."""
-        return self.lanes is not None and (
-            _jax.is_custom_vjp(eqn)
-            or any(has_custom_vjp(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
-        )
-
-    def _touches_in_rules(self, eqn: Eqn) -> bool:
-        return self.differentiated and any(True for _ in derivative_rules.touched_by_rules(eqn))
+    def _must_discharge(self, eqn: Eqn) -> bool:
+        """Whether an equation is to be discharged even if it involves no refs."""
+        # Where lanes diverge, only those that reach a callback make the call.
+        if self.lanes is not None and _calls_host(eqn):
+            return True
+        if self.differentiated and derivative_rules.touched_by_rules(eqn):
+            return True
+        # What a rule that runs later closes over is looked up here, and the mask of lanes taken.
+        is_differentiated = self.differentiated or self.lanes is not None
+        return is_differentiated and derivative_rules.is_open(eqn)
 
     def is_used(self, eqn: Eqn) -> bool:
         """Whether anything uses the first output of the equation under way."""
-        return eqn.outvars[0] in touch_analysis.used(self._frames[-1].jaxpr)
+        return eqn.outvars[0] in touch_analysis.used(self._frames[-1][0])
 
     def cell_of(self, ref: RefLike) -> Cell:
         """The cell of a concrete ref."""
@@ -158,7 +145,7 @@ class Context:
 
     def bindings(self) -> Bindings:
         """The values and cells of variables and refs here."""
-        frames = tuple(frame.known for frame in reversed(self._frames))
+        frames = tuple(env for _, env in reversed(self._frames))
         return Bindings(frames, self.cells, self._around, self._inside)
 
     def resolve(self, const: Value) -> Any:
@@ -167,8 +154,8 @@ class Context:
         return self.cell_of(found) if isinstance(found, _jax.NativeRef) else found
 
     @contextmanager
-    def _frame(self, frame: Frame) -> Iterator[None]:
-        self._frames.append(frame)
+    def _frame(self, jaxpr: Jaxpr, env: dict[Any, Any]) -> Iterator[None]:
+        self._frames.append((jaxpr, env))
         try:
             yield
         finally:

@@ -27,18 +27,15 @@ from refs._discharge.program import Program
 from refs._discharge.ref_tracer import RefTracer
 from refs._discharge.registry import rule_for
 from refs._discharge.rule_choice import Operation, concerns_refs, refuse_hidden
-from refs._discharge.rule_closures import is_open
 from refs._handles import access
 from refs._handles.predicates import is_ref
 from refs._handles.ref_type import RefType
 from refs._origin import Origin, origin_of
 from refs._tracing import touch_analysis
-from refs._tracing.derivative_rules import has_custom_vjp, touched_by_rules
-from refs._tracing.discharged import is_lane
+from refs._tracing.derivative_rules import has_custom_rules, has_custom_vjp, touched_by_rules
 from refs._tracing.facts import can_fail, can_fail_itself
 from refs._tracing.names import one_name
-from refs._tracing.touch_analysis import Touch
-from refs._tracing.trace import AbstractArgument, ref_type
+from refs._tracing.trace import AbstractArgument, ref_type, rules_where
 from refs._types import Atom, Aval, ClosedJaxpr, Primitive, RefLike, Value
 from refs.errors import RefEscapeError
 
@@ -154,7 +151,7 @@ class OpByOp(_jax.Trace):
         if not concerns_us and not self._has_rules(inner):
             return self.bind(primitive, operands, params, inner)
         jaxpr = _jax.as_jaxpr(primitive, [_type_of(x) for x in operands], params)
-        if not concerns_us and not any(True for _ in touched_by_rules(*jaxpr.eqns)):
+        if not concerns_us and not touched_by_rules(*jaxpr.eqns):
             return self.bind(primitive, operands, params, inner)
         made = None if self.is_staged else made_of(primitive, params)
         out = self._discharged(jaxpr, operands, made)
@@ -234,8 +231,8 @@ class OpByOp(_jax.Trace):
                 _jax.raise_about_nan(error, inner, operands)
 
     def _has_rules(self, inner: Sequence[ClosedJaxpr]) -> bool:
-        """Whether derivative rules in these jaxprs may run, and touch a ref."""
-        return self.is_differentiated and any(is_open(c.jaxpr) for c in inner)
+        """Whether derivative rules in these jaxprs may run."""
+        return self.is_differentiated and any(has_custom_rules(c.jaxpr) for c in inner)
 
     # -- discharge --------------------------------------------------------------------------------
 
@@ -263,8 +260,7 @@ class OpByOp(_jax.Trace):
         self, jaxpr: ClosedJaxpr, operands: Sequence[Value], made: dict[Any, Any] | None = None
     ) -> list[Any]:
         """The outputs of a jaxpr, for values and refs. `made` caches its compiled forms."""
-        of_rules = Touch.READ if is_lane() else Touch.READ | Touch.WRITE
-        held = of_rules if self.is_differentiated else Touch.NONE
+        rules = rules_where(self.is_differentiated)
         program = Program.of(jaxpr, self.is_differentiated and made is None)
         args = [self.cell_of(x) if is_ref(x) else x for x in operands]
         closed_over = [*map(self.cell_of, program.refs)]
@@ -273,7 +269,7 @@ class OpByOp(_jax.Trace):
         memo = self._memo if self.is_staged else None
 
         def context() -> Context:
-            return Context(differentiated=self.is_differentiated, held=held, memo=memo)
+            return Context(differentiated=self.is_differentiated, rules=rules, memo=memo)
 
         def evaluate(context: Context, given: Sequence[Any]) -> list[Any]:
             # A derivative rule may close over a ref that its function takes as an argument.

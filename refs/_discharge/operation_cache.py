@@ -16,8 +16,7 @@ import jax
 from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
-from refs._discharge.rule_closures import is_open
-from refs._tracing import touch_analysis
+from refs._tracing import derivative_rules, touch_analysis
 from refs._tracing.trace import AbstractArgument, unique
 from refs._tracing.weak_memo import WeakMemo
 from refs._types import Primitive, PyTree, Value
@@ -33,7 +32,10 @@ def made_of(primitive: Primitive, params: dict[str, Any]) -> dict[Any, Any] | No
     closed = [*map(_jax.as_closed, jaxprs)]
     if (
         not jaxprs
-        or any(is_open(c.jaxpr) or touch_analysis.closes_over_tracers(c) for c in closed)
+        or any(
+            derivative_rules.is_open_in(c.jaxpr) or touch_analysis.closes_over_tracers(c)
+            for c in closed
+        )
         or any(_jax.is_ref_type(aval) for c in closed for aval in c.out_avals)
     ):
         return None

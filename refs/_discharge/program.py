@@ -17,7 +17,7 @@ from refs._lanes.primitives import lane_set
 from refs._origin import origin_of
 from refs._tracing import derivative_rules, touch_analysis
 from refs._tracing.names import one_name
-from refs._tracing.touch_analysis import Touch
+from refs._tracing.touch_analysis import Rules, Touch
 from refs._tracing.trace import unique
 from refs._types import ClosedJaxpr, RefLike, Value
 
@@ -52,12 +52,14 @@ class Program(NamedTuple):
         return Program(jaxpr, refs, const_refs, position, is_differentiated)
 
     def touches(
-        self, same: dict[int, int], held: Touch = Touch.NONE, held_outside: Touch = Touch.NONE
+        self,
+        same: dict[int, int],
+        rules: Rules = Rules.NEVER_RUN,
+        rules_outside: Rules = Rules.NEVER_RUN,
     ) -> tuple[list[Touch], list[Touch]]:
         """How the program touches each of `refs`, and each input.
 
-        For those that are held (see `touch`), it is `held_outside` for one of `refs`, and `held`
-        for an input.
+        `rules_outside` says what derivative rules may do to one of `refs`, and `rules` to an input.
 
         `same` maps the position of an input to that of the same ref in `refs`: a touch of one is a
         touch of both.
@@ -79,7 +81,7 @@ class Program(NamedTuple):
         inputs = list(found.inputs)
         for i, k in same.items():
             inputs[i] = refs[k] = inputs[i] | refs[k]
-        return [t.settled(held_outside) for t in refs], [t.settled(held) for t in inputs]
+        return [*map(rules_outside.settle, refs)], [*map(rules.settle, inputs)]
 
     def by_identity(self, items: Sequence[Any]) -> dict[int, Any]:
         """`items`, one for each of `refs`, by the id of each of the ref's names."""
@@ -132,7 +134,7 @@ def run_in_lanes(
     Its inputs are arrays, all of which may vary from lane to lane. `refs` and `arrays` replace its
     constants.
     """
-    touches, _ = program.touches({}, held_outside=Touch.READ)
+    touches, _ = program.touches({}, rules_outside=Rules.MAY_READ)
     origins = [origin_of(_jax.typeof(ref)) for ref in refs]
     contents = [Contents(o, False, touch) for o, touch in zip(origins, touches, strict=True)]
     analysis = lanes.analysis.again()
@@ -141,7 +143,7 @@ def run_in_lanes(
         Accumulator(ref, origin, touch.method) if touch.method else Cell(access.get(ref), origin)
         for ref, origin, touch in zip(refs, origins, touches, strict=True)
     ]
-    ctx = Context(lanes=lanes._replace(analysis=analysis), held=Touch.READ)
+    ctx = Context(lanes=lanes._replace(analysis=analysis), rules=Rules.MAY_READ)
     out = program.run(ctx, cells, inputs, arrays)
     for ref, cell, touch in zip(refs, cells, touches, strict=True):
         if touch.changes and not touch.method:

@@ -15,7 +15,7 @@ from refs._discharge.cells import Cell, Row, check_no_ref_returned, merge, root,
 from refs._discharge.lanes import Accumulator, Lanes
 from refs._tracing import derivative_rules, touch_analysis
 from refs._tracing.derivative_rules import has_custom_vjp
-from refs._tracing.touch_analysis import Touch
+from refs._tracing.touch_analysis import Rules, Touch
 from refs._types import ClosedJaxpr, Eqn, RefLike, Value
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Scope:
         self.portable = not (closes_over_refs or has_backward_rule or self.places)
         self._held = {key for key, (_, kind) in kinds.items() if kind == Touch.HELD}
         kinds = {
-            key: (c, kind.settled(Touch.NONE if root(c).is_idle else ctx.held))
+            key: (c, (Rules.NEVER_RUN if root(c).is_idle else ctx.rules).settle(kind))
             for key, (c, kind) in kinds.items()
         }
         self.written = [c for c, kind in kinds.values() if kind.changes]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from refs._types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Sharding, Value
 __all__ = [
     "JitParams", "can_accumulate_gradients", "define_backward", "forward_rule", "has_rules",
     "instantiate", "is_custom_vjp", "is_symbolic_zero", "is_unspecified", "jit_params", "jvp_rule",
-    "scan_params", "symbolic_zero", "tangent_type", "vjp_rule", "vmap_rule", "with_rules",
+    "scan_params", "symbolic_zero", "tangent_type", "vjp_rule", "vmap_rule",
     "xla_copies_less", "xla_merges_slices", "zero_tangent",
 ]  # fmt: skip
 
@@ -151,8 +150,8 @@ def _traced_anew(params: dict[str, Any], thunk: lu.WrappedFun) -> Callable[..., 
     JAX keeps a trace for each set of flags, but the residuals' tree of its last trace only.
     """
     trace = at_its_own_lines()(thunk.call_wrapped)
-    if not params["symbolic_zeros"] or isinstance(thunk.f, functools.partial):
-        return trace  # A partial is `with_rules`'s, which has made it of such a function.
+    if not params["symbolic_zeros"]:
+        return trace
     known = inspect.getclosurevars(thunk.f).nonlocals.get("cells", {})
 
     def traced(*nonzeros: Any) -> Any:
@@ -173,39 +172,6 @@ def is_custom_vjp(eqn: Eqn) -> bool:
 def has_rules(eqn: Eqn) -> bool:
     """Whether an equation calls a function with a user's derivative rules."""
     return eqn.primitive is custom_jvp_call_p or eqn.primitive is custom_vjp_call_p
-
-
-def with_rules(
-    eqn: Eqn,
-    forward: Callable[[Jaxpr, Sequence[Value]], tuple[Jaxpr, Sequence[Value]]],
-    backward: Callable[[Callable[..., Any], Sequence[Any]], Any],
-) -> Eqn:
-    """The call of a function with derivative rules, with other rules.
-
-    JAX traces a JVP or forward rule when it needs it: `forward(jaxpr, consts)` replaces that trace.
-    `backward(rule, args)` is called instead of a backward rule.
-    """
-
-    def replaced(key: str, fun: Callable[..., Any]) -> lu.WrappedFun:
-        old = eqn.params[key]
-        if key == "fwd_jaxpr_thunk":
-            call = _traced_anew(eqn.params, old)
-        else:
-            call = at_its_own_lines()(old.call_wrapped)
-        return lu.wrap_init(functools.partial(fun, call), debug_info=old.debug_info)
-
-    def trace(old: Callable[..., Any], *zeros: bool) -> tuple[Any, ...]:
-        jaxpr, consts, *rest = old(*zeros)
-        return (*forward(jaxpr, consts), *rest)
-
-    def run(old: Callable[..., Any], *given: Any) -> Any:
-        return backward(old, given)
-
-    if eqn.primitive is custom_jvp_call_p:
-        new = {"jvp_jaxpr_fun": replaced("jvp_jaxpr_fun", trace)}
-    else:
-        new = {"fwd_jaxpr_thunk": replaced("fwd_jaxpr_thunk", trace), "bwd": replaced("bwd", run)}
-    return eqn.replace(params={**eqn.params, **new})
 
 
 def forward_rule(eqn: Eqn) -> tuple[Jaxpr, Sequence[Value], list[Atom]]:

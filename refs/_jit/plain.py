@@ -23,7 +23,7 @@ from refs._handles.predicates import is_ref
 from refs._inplace import run_in_place
 from refs._jit.executable import TypesDiffer
 from refs._jit.staged import Staged, Staging
-from refs._tracing.touch_analysis import Touch, uses_refs
+from refs._tracing.touch_analysis import Rules, uses_refs
 from refs._tracing.trace import AbstractArgument, Trace, advised, strip_refs
 from refs._transactions.signature import Choice, are_arrays
 from refs._transactions.transaction import Transaction
@@ -138,7 +138,7 @@ class Plain:
 
     def discharged(self, trace: Trace) -> Plain | None:
         """The form without refs, if the function makes all refs of its trace for itself."""
-        t = Transaction(trace, (), Touch.READ | Touch.WRITE)
+        t = Transaction(trace, (), Rules.MAY_WRITE)
         inputs = any(_jax.is_ref_type(aval) for aval in trace.jaxpr.in_avals)
         if inputs or t.program.refs or self.returns_refs or calls_host(trace.jaxpr):
             return None

@@ -1,19 +1,25 @@
 """Custom derivative rules in a jaxpr: whether there are any, and which refs they touch.
 
 A forward rule is in no jaxpr: JAX traces it when it needs it, and then it is too late to have a
-loop around it carry the refs that the rule touches. So the rule is traced once before.
+loop around it carry the refs that the rule touches. So the rule is traced once before. What a
+backward rule touches is known once it has run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
 
 from refs import _jax
 from refs._tracing import touch_analysis
 from refs._tracing.facts import inner_calls
 from refs._tracing.touch_analysis import Touch, Touches
-from refs._types import ClosedJaxpr, Eqn
+from refs._types import ClosedJaxpr, Eqn, Jaxpr
+
+# Whether a jaxpr has, at any depth, a custom rule for the backward pass; any custom rule.
+has_custom_vjp = _jax.anywhere(_jax.is_custom_vjp)
+has_custom_rules = _jax.anywhere(_jax.has_rules)
 
 
 def touches(closed: ClosedJaxpr) -> Touches:
@@ -27,19 +33,19 @@ def touches(closed: ClosedJaxpr) -> Touches:
 def with_rules(closed: ClosedJaxpr, found: Touches) -> Touches:
     """The touches of a jaxpr and those of the forward rules in it, at any depth."""
     jaxpr = closed.jaxpr
-    if not has_custom_rules(jaxpr):
+    touched = _touched_in(jaxpr)
+    if not touched:
         return found
     variables = (*jaxpr.constvars, *jaxpr.invars)
     kinds = dict(zip(map(id, variables), (*found.consts, *found.inputs), strict=True))
     made_here = {id(v) for eqn in jaxpr.eqns for v in eqn.outvars}
     hidden = [*found.hidden]
-    for eqn in jaxpr.eqns:
-        for ref, kind in touched_by_rules(eqn):
-            name = id(_jax.var_of(ref) if isinstance(ref, _jax.Tracer) else ref)
-            if name in kinds:
-                kinds[name] |= kind
-            elif name not in made_here:
-                hidden.append((ref, kind))
+    for ref, kind in touched:
+        name = id(_jax.var_of(ref) if isinstance(ref, _jax.Tracer) else ref)
+        if name in kinds:
+            kinds[name] |= kind
+        elif name not in made_here:
+            hidden.append((ref, kind))
     consts, inputs = ([kinds[id(v)] for v in vs] for vs in (jaxpr.constvars, jaxpr.invars))
     return Touches(tuple(consts), tuple(inputs), tuple(hidden))
 
@@ -63,34 +69,95 @@ def touches_of_call(eqn: Eqn, closed: ClosedJaxpr) -> Touches:
     return Touches(found.consts, tuple(kinds[id(v)] for v in eqn.invars), tuple(hidden))
 
 
-def touched_by_rules(eqn: Eqn) -> Iterator[tuple[Any, Touch]]:
+def touched_by_rules(eqn: Eqn) -> list[tuple[Any, Touch]]:
     """The touches of forward rules in a differentiated equation, and of the jaxprs around them.
 
     The refs are variables of the equation, concrete refs and traced ones.
     """
-    if not _jax.has_rules(eqn):
-        for called, operands in inner_calls(eqn):
-            if has_custom_rules(called.jaxpr):
-                found = touches(called)
-                yield from _refs([*called.consts, *operands], [*found.consts, *found.inputs])
-                yield from found.hidden
-        return
+    if _jax.has_rules(eqn):
+        rule = _forward_rule(eqn)
+        operands = eqn.invars[len(eqn.invars) - len(rule.operands) :]
+        return [*rule.closed_over, *_of_refs(operands, rule.operands)]
+    touched: list[tuple[Any, Touch]] = []
+    for called, operands in inner_calls(eqn):
+        if has_custom_rules(called.jaxpr):
+            found = touches(called)
+            touched += _of_refs([*called.consts, *operands], [*found.consts, *found.inputs])
+            touched += found.hidden
+    return touched
+
+
+@_jax.once_per_jaxpr
+def _touched_in(jaxpr: Jaxpr) -> list[tuple[Any, Touch]]:
+    if not has_custom_rules(jaxpr):
+        return []
+    return [touched for eqn in jaxpr.eqns for touched in touched_by_rules(eqn)]
+
+
+class _ForwardRule(NamedTuple):
+    """The touches of a forward rule; `is_closed`: whether it closes over arrays only."""
+
+    closed_over: Sequence[tuple[Any, Touch]] = ()
+    operands: Sequence[Touch] = ()
+    is_closed: bool = False
+
+
+def _forward_rule(eqn: Eqn) -> _ForwardRule:
+    fun = _function(eqn)
+    if fun not in _forward_rules:
+        _forward_rules[fun] = _traced_rule(eqn)
+    return _forward_rules[fun]
+
+
+_forward_rules: WeakKeyDictionary[Jaxpr, _ForwardRule] = WeakKeyDictionary()
+
+
+def _traced_rule(eqn: Eqn) -> _ForwardRule:
     try:
         jaxpr, consts, operands = _jax.forward_rule(eqn)
     except Exception:  # JAX may never trace the rule. If it does, this is raised then.
-        return
+        return _ForwardRule()
     found = touch_analysis.jaxpr_touches(jaxpr, consts[: len(jaxpr.constvars)])
-    given = [*consts, *operands]
-    yield from _refs(given, [*found.consts, *found.inputs][: len(given)])
-    yield from found.hidden
+    kinds = [*found.consts, *found.inputs]
+    closed_over = [*_of_refs(consts, kinds[: len(consts)]), *found.hidden]
+    is_closed = not any(isinstance(c, _jax.Tracer | _jax.NativeRef) for c in consts)
+    return _ForwardRule(
+        closed_over, kinds[len(consts) :][: len(operands)], is_closed and not found.hidden
+    )
 
 
-def _refs(items: Sequence[Any], kinds: Sequence[Touch]) -> Iterator[tuple[Any, Touch]]:
+def _of_refs(items: Sequence[Any], kinds: Sequence[Touch]) -> Iterator[tuple[Any, Touch]]:
     for x, kind in zip(items, kinds, strict=True):
         if isinstance(x, _jax.NativeRef) or _jax.is_ref_type(getattr(x, "aval", None)):
             yield x, kind
 
 
-# Whether a jaxpr has, at any depth, a custom rule for the backward pass; any custom rule.
-has_custom_vjp = _jax.anywhere(_jax.is_custom_vjp)
-has_custom_rules = _jax.anywhere(_jax.has_rules)
+def _function(eqn: Eqn) -> Jaxpr:
+    """The function that an equation with rules calls."""
+    [closed] = _jax.jaxprs_in(eqn.params)
+    return closed.jaxpr
+
+
+def is_open(eqn: Eqn, is_known: bool = False) -> bool:
+    """Whether rules in an equation may touch refs or close over values of the trace around it.
+
+    A backward rule may. With `is_known`, one that has run, and closes over arrays only, doesn't.
+    """
+    if not _jax.has_rules(eqn):
+        return any(is_open_in(inner.jaxpr, is_known) for inner in _jax.jaxprs_in(eqn.params))
+    return not (is_known and _function(eqn) in _closed) and (
+        _jax.is_custom_vjp(eqn) or not _forward_rule(eqn).is_closed
+    )
+
+
+def is_open_in(jaxpr: Jaxpr, is_known: bool = True) -> bool:
+    """`is_open` of any equation of a jaxpr."""
+    return has_custom_rules(jaxpr) and any(is_open(eqn, is_known) for eqn in jaxpr.eqns)
+
+
+def note_closed(fun: ClosedJaxpr) -> None:
+    """Notes that the backward rule of a function has run, and closes over arrays only."""
+    _closed.add(fun.jaxpr)
+
+
+_closed: WeakSet[Jaxpr] = WeakSet()

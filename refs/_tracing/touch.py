@@ -7,8 +7,7 @@ A ref is *held* where all that is done with it is to give it to a function with 
         return x
 
 JAX traces the rules only where it differentiates the function. So whoever discharges a call of
-`seen` says what rules may do to such a ref (`held`, an argument in many places): nothing, where
-nothing is differentiated; read and write it; or in lanes, which may share it, only read it.
+`seen` says what rules may do to such a ref (`Rules`).
 """
 
 from __future__ import annotations
@@ -28,17 +27,6 @@ class Touch(enum.Flag):
     MAX = 32
     HELD = 64  # see the module
 
-    def settled(self, held: Touch) -> Touch:
-        """The touches that count: if the ref is held, `held` in the place of `HELD`.
-
-        In lanes, where `held` is READ, that is left out for a ref that is also touched: lanes may
-        not both accumulate into a ref that they share and read it.
-        """
-        rest = self & ~Touch.HELD
-        if rest == self or (held == Touch.READ and rest):
-            return rest
-        return rest | held
-
     @property
     def changes(self) -> bool:
         return bool(self & ~(Touch.READ | Touch.HELD))
@@ -52,6 +40,25 @@ class Touch(enum.Flag):
     def methods(self) -> list[str]:
         """The methods of all updates in this that have no order, as `method` names them."""
         return [name for kind, name in _METHODS.items() if kind & self]
+
+
+class Rules(enum.Enum):
+    """What derivative rules may do to a ref that is held."""
+
+    NEVER_RUN = Touch.NONE  # nothing is differentiated
+    MAY_READ = Touch.READ  # in lanes, which may share the ref
+    MAY_WRITE = Touch.READ | Touch.WRITE
+
+    def settle(self, kind: Touch) -> Touch:
+        """The touches that count: `kind` with what rules may do in the place of `HELD`.
+
+        In lanes rules needn't read a ref that is also touched: lanes may not both accumulate into a
+        ref that they share and read it.
+        """
+        rest = kind & ~Touch.HELD
+        if rest == kind or (self is Rules.MAY_READ and rest):
+            return rest
+        return rest | self.value
 
 
 _METHODS = {

@@ -17,6 +17,7 @@ import numpy as np
 from refs import _jax
 from refs._tracing import array_facts as array_facts  # imported to declare the facts
 from refs._tracing.facts import STAYS, Move, facts_of, inner_calls
+from refs._tracing.touch import Rules as Rules
 from refs._tracing.touch import Touch as Touch
 from refs._tracing.updates import update_of, uses_in
 from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, Primitive, RefLike, Value

@@ -19,8 +19,9 @@ from refs._handles.ref import Ref
 from refs._handles.ref_type import RefType
 from refs._indexing.values import neutral_of, zeros_of
 from refs._origin import Origin, origin_of
-from refs._tracing.discharged import to_be_discharged
+from refs._tracing.discharged import is_lane, to_be_discharged
 from refs._tracing.names import one_name
+from refs._tracing.touch import Rules
 from refs._types import Aval, ClosedJaxpr, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefError, RefEscapeError, RefTypeError, RefValueError
 
@@ -51,6 +52,13 @@ def neutral_like(ref: RefLike, method: str) -> Value:
 def zeros_like(ref: RefLike) -> Value:
     """Zeros of the type of a ref's value."""
     return zeros_of(ref_type(ref).inner_aval)
+
+
+def rules_where(is_differentiated: bool) -> Rules:
+    """What derivative rules may do here to a ref that their function is given."""
+    if is_lane():
+        return Rules.MAY_READ
+    return Rules.MAY_WRITE if is_differentiated else Rules.NEVER_RUN
 
 
 class Unique(NamedTuple):

@@ -30,7 +30,7 @@ from refs._origin import Origin, origin_of
 from refs._tracing.discharged import is_lane
 from refs._tracing.facts import can_fail
 from refs._tracing.names import Names
-from refs._tracing.touch_analysis import Touch
+from refs._tracing.touch_analysis import Rules, Touch
 from refs._tracing.trace import (
     ArgumentRef,
     NewRef,
@@ -40,6 +40,7 @@ from refs._tracing.trace import (
     new_origins,
     ref_type,
     result_of,
+    rules_where,
     trace,
 )
 from refs._transactions.lines import Lines
@@ -71,22 +72,22 @@ class Transaction:
       read: the slots that it only reads.
       touch_of: how the function touches each slot.
       has_other_names: whether a wrapper inside has met a ref that is given and closed over.
-      held: the touches that derivative rules may add to a slot that their function is given and
-        doesn't touch.
+      rules: what derivative rules may do to a slot that their function is given and doesn't touch.
     """
 
     def __init__(
         self,
         traced: Trace,
         arguments: Sequence[RefLike],
-        held: Touch = Touch.NONE,
+        rules: Rules = Rules.NEVER_RUN,
         is_differentiated: bool = False,
         has_other_names: bool = False,
     ):
-        self.traced, self.held, self.has_other_names = traced, held, has_other_names
+        self.traced, self.rules, self.has_other_names = traced, rules, has_other_names
         # A derivative in a lane: the rules get the value of a ref that is a variable, for its
         # cotangent. They may accumulate into any other, which lanes share, if its value isn't read.
-        held_outside = Touch.NONE if is_differentiated and held == Touch.READ else held
+        is_in_lane = is_differentiated and rules is Rules.MAY_READ
+        rules_outside = Rules.NEVER_RUN if is_in_lane else rules
         self.program = Program.of(traced.jaxpr, is_differentiated)
         for ref in self.program.refs:
             if isinstance(ref, _jax.Tracer):  # At top level: that of a function that has ended.
@@ -94,7 +95,7 @@ class Transaction:
         self.links = links_of(arguments, self.program.refs)
         self._n_arguments = len(arguments)
         same = {i: k for i, k in enumerate(self.links) if k is not None}
-        of_outers, of_inputs = self.program.touches(same, held, held_outside)
+        of_outers, of_inputs = self.program.touches(same, rules, rules_outside)
         slots = [
             (Slot(i, self.links[i], origin_of(in_aval)), of_inputs[i])
             for i, in_aval in enumerate(traced.jaxpr.in_avals[: len(arguments)])
@@ -125,9 +126,6 @@ class Transaction:
 
         `types` are the types of the refs inside, if these differ from those outside.
         """
-        held = Touch.READ | Touch.WRITE if is_differentiated else Touch.NONE
-        if is_lane():  # Lanes may read a ref that they share.
-            held = Touch.READ
         outside = [ref_type(r) for r in arguments]
         types = outside if types is None else types
         names = Names()
@@ -143,7 +141,9 @@ class Transaction:
         with names.known():
             traced = trace(fun, types, leaves, named, axis_env)
         names.other.clear()
-        return Transaction(traced, arguments, held, is_differentiated, bool(names.used))
+        return Transaction(
+            traced, arguments, rules_where(is_differentiated), is_differentiated, bool(names.used)
+        )
 
     def run(
         self,
@@ -169,7 +169,7 @@ class Transaction:
             cells[slot].method = self._method(slot)
         if targets is not None:
             self.aim(cells, list(self.touch_of), targets)
-        context = Context(differentiated=targets is not None, held=self.held)
+        context = Context(differentiated=targets is not None, rules=self.rules)
         new, rest = self.run_cells(cells, leaves, context, captured)
         return [*map(_jax.in_memory_of, given, map(_jax.in_device_memory, new))], rest
 

@@ -12,7 +12,7 @@ from refs._callbacks.failure import failures_told
 from refs._handles.access import describe
 from refs._handles.predicates import is_ref
 from refs._handles.ref_type import RefType
-from refs._tracing.touch_analysis import Touch
+from refs._tracing.touch_analysis import Rules
 from refs._tracing.trace import Call, result_of, trace
 from refs._transactions.transaction import Slot, Transaction
 from refs._types import Aval, PyTree, PyTreeDef, RefLike, Value
@@ -81,8 +81,7 @@ def functionalize(fun: Callable[..., Any], closed_over: PyTree = None) -> Callab
             return (*given, *rest), kwargs
 
         types = [] if closed_over is not None else [_ref_type_of(v) for v in values]
-        held = Touch.READ | Touch.WRITE
-        t = Transaction(trace(fun, types, leaves, rebuild), types, held)
+        t = Transaction(trace(fun, types, leaves, rebuild), types, Rules.MAY_WRITE)
         if any(m is not None for m in t.traced.out_leaves):
             raise RefEscapeError(
                 "functionalize: the function returns a ref, and a pure function has none to "

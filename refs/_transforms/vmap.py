@@ -16,11 +16,11 @@ from refs._callbacks.analysis import calls_host
 from refs._discharge.interpreter import Context
 from refs._discharge.lanes import Accumulator, Lanes
 from refs._discharge.op_by_op import TouchedError
-from refs._discharge.rule_closures import is_open
 from refs._handles.access import describe
 from refs._handles.predicates import is_ref
 from refs._lanes.lane_analysis import Contents, LaneAnalysis
 from refs._lanes.streams import Stream, after_a_key
+from refs._tracing import derivative_rules
 from refs._tracing.discharged import in_lane
 from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import uses_refs
@@ -170,7 +170,7 @@ def vmap(
                     cells[slot] = Accumulator(ref, slot.origin, method)
                 t.aim(cells, [s for s, axis in axis_of.items() if axis is None], refs)
                 lanes = Lanes(analysis, flag) if may_touch_refs else None
-                _, (arrays, made) = t.run_cells(cells, leaves, Context(lanes=lanes, held=t.held))
+                _, (arrays, made) = t.run_cells(cells, leaves, Context(lanes=lanes, rules=t.rules))
                 return [cells[s].read() for s in written], arrays, made
 
             state_axes = [axis_of[s] for s in written]
@@ -361,7 +361,7 @@ def _leaf_axes(in_axes: PyTree, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def _may_touch_refs(closed: ClosedJaxpr) -> bool:
     """Whether a lane touches refs, calls the host, or has derivative rules that may touch refs."""
-    return uses_refs(closed) or calls_host(closed) or is_open(closed.jaxpr)
+    return uses_refs(closed) or calls_host(closed) or derivative_rules.is_open_in(closed.jaxpr)
 
 
 def _check_as_jax(given: Given, axes: _Axes, leaves: Sequence[Value], spmd_axis_name: Any) -> None:
