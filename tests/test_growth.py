@@ -34,7 +34,7 @@ def calls(program, n):
     return found
 
 
-# By the depth the program that is made grows by more each time, or calls are traced 2^depth times.
+# By the depth the program that is made grows by more each time: calls are put in their places.
 GROWS_FASTER = {
     "nested calls, each twice",
     "nested calls without refs, gradient",

@@ -128,6 +128,7 @@ class Plain:
         before = discharges()
         traced = advised(self._ask)(self._bare.trace, args, kwargs)
         self.captured, self.hid_refs = _jax.captured(traced), discharges() > before
+        self._trace = weakref.ref(_jax.current_trace())
         for ref in filter(is_ref, self.captured):
             access.check_ref(ref, "use")  # At top level its function has ended.
         touches_refs = self.hid_refs or uses_refs(traced.jaxpr) or calls_host(traced.jaxpr)
@@ -159,7 +160,13 @@ class Plain:
 
         form = Plain(lambda: pure, self.static, self.flatten, self._chosen, self._keywords)
         form.captured, form.is_discharged = captured, True
+        form._trace = weakref.ref(_jax.current_trace())
         return form
+
+    @property
+    def is_of_this_trace(self) -> bool:
+        """Whether what it has captured, if anything, is of the trace under way."""
+        return not self.captured or self._trace() is _jax.current_trace()
 
     @property
     def returns_refs(self) -> bool:

@@ -262,11 +262,11 @@ class Programs:
             key = self._key(static, call)
             known = (e for e in self._entries.get(key, ()) if e.is_plain)
             plain = self._inner.get(key) or next(known, None)
-            if plain is None:
+            if plain is None or not plain.is_of_this_trace:
                 plain, traced = self._traced(static, call)
-                if traced is not None and not plain.captured:
+                if traced is not None or plain.captured:
                     self._inner[key] = plain
-                elif not plain.captured:
+                else:
                     plain = self._add(key, call, plain)
             if not plain.returns_refs:
                 return plain.run(plain, call.flat, args, kwargs)
