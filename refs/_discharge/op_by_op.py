@@ -26,7 +26,7 @@ from refs._discharge.operation_cache import call, made_of
 from refs._discharge.program import Program
 from refs._discharge.ref_tracer import RefTracer
 from refs._discharge.registry import rule_for
-from refs._discharge.rule_choice import Operation, concerns_refs, refuse_hidden
+from refs._discharge.rule_choice import Operation, concerns_refs, only_computes, refuse_hidden
 from refs._handles import access
 from refs._handles.predicates import is_ref
 from refs._handles.ref_type import RefType
@@ -69,7 +69,6 @@ class OpByOp(_jax.Trace):
         self.can_fail = self.has_custom_vjp = self.is_over = False
         self._opened: dict[int, Opened] = {}
         self._memo: dict[Any, Any] = {}
-        self._is_old_used = True
 
     # -- refs -----------------------------------------------------------------------------------
 
@@ -88,7 +87,9 @@ class OpByOp(_jax.Trace):
 
     def cell_of(self, ref: RefLike) -> Cell:
         """The cell of a ref, which is made when a ref from outside is touched first."""
-        ref = one_name(ref)
+        return self._cell_of(one_name(ref))
+
+    def _cell_of(self, ref: RefLike) -> Cell:
         if self.has_made(ref):
             ref.cell.origin = origin_of(ref.aval)  # The type gets it after JAX has made the ref.
             return ref.cell
@@ -141,8 +142,15 @@ class OpByOp(_jax.Trace):
         self, primitive: Primitive, operands: Sequence[Value], params: dict[str, Any], /
     ) -> Any:
         if primitive in _ACCESSES and is_ref(operands[0]):
-            return self._access(primitive, operands, params)
+            return self.access(primitive, operands, params)
         inner = _jax.jaxprs_in(params)
+        if (
+            all(map(only_computes, inner))
+            and primitive not in _MAKERS
+            and not any(map(is_ref, operands))
+        ):
+            self.can_fail = self.can_fail or can_fail_itself(primitive)
+            return self.bind(primitive, operands, params, inner)
         self._note(primitive, inner)
         concerns_us = concerns_refs(primitive, operands, inner) or (
             # JAX's own derivatives leave tracers in jaxprs, where they aren't operands.
@@ -236,23 +244,21 @@ class OpByOp(_jax.Trace):
 
     # -- discharge --------------------------------------------------------------------------------
 
-    @contextmanager
-    def ignoring_old(self) -> Iterator[None]:
-        """A context in which nobody uses the old value that a swap returns."""
-        self._is_old_used = False
-        try:
-            yield
-        finally:
-            self._is_old_used = True
-
-    def _access(
-        self, primitive: Primitive, operands: Sequence[Value], params: dict[str, Any]
+    def access(
+        self,
+        primitive: Primitive,
+        operands: Sequence[Value],
+        params: dict[str, Any],
+        is_used: bool = True,
     ) -> Any:
-        """A read, a write or an addition by its rule, without a jaxpr."""
+        """A read, a write or an addition by its rule, without a jaxpr.
+
+        `is_used` says whether anybody uses the result, a write's old value for instance.
+        """
         cell = self.cell_of(operands[0])
         with _jax.set_current_trace(self.parent):
             rest = [_jax.as_array(x) if is_symbolic_dim(x) else x for x in operands[1:]]
-            operation: Any = Operation(primitive, params, self._is_old_used)
+            operation: Any = Operation(primitive, params, is_used)
             out = rule_for(primitive)(_AS_IS, operation, [cell, *rest])  # type: ignore[misc]
         return out if primitive.multiple_results else out[0]
 
@@ -340,6 +346,7 @@ class _AsIs(Context):
 
 _AS_IS = _AsIs()
 _ACCESSES = frozenset([_jax.get_p, _jax.swap_p, _jax.addupdate_p])
+_MAKERS = frozenset([_jax.new_ref_p, _jax.empty_ref_p])
 
 
 class Opened:

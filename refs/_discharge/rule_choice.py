@@ -23,6 +23,8 @@ from refs._handles.access import describe
 from refs._handles.predicates import is_ref
 from refs._origin import user_site
 from refs._tracing import touch_analysis
+from refs._tracing.derivative_rules import has_custom_rules
+from refs._tracing.facts import can_fail
 from refs._tracing.trace import AbstractArgument
 from refs._types import ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 from refs.errors import MissingRuleError
@@ -114,6 +116,23 @@ def concerns_refs(
     if rule_for(primitive) is not None:
         return any(map(touch_analysis.holds_refs, inner))
     return any(touch_analysis.closed_over(closed) or _makes_refs(closed) for closed in inner)
+
+
+def only_computes(closed: ClosedJaxpr) -> bool:
+    """Whether no refs, no derivative rules, no callbacks and no values of traces are in a jaxpr."""
+    return not closed.consts and _only_computes(closed.jaxpr)
+
+
+@_jax.once_per_jaxpr
+def _only_computes(jaxpr: Jaxpr) -> bool:
+    closed = _jax.as_closed(jaxpr)
+    return not (
+        touch_analysis.holds_refs(closed)
+        or touch_analysis.uses_refs(closed)
+        or touch_analysis.closes_over_tracers(closed)
+        or has_custom_rules(jaxpr)
+        or can_fail(closed)
+    )
 
 
 def _involves_refs(eqn: Eqn, args: Sequence[Value]) -> bool:

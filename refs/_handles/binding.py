@@ -154,11 +154,7 @@ def bind_write(
     value = sharded_as_part(value, ref)
     if is_lost:
         primitive, value = _jax.swap_p, jnp.add(_bind(_jax.get_p, ref, index), value)
-    trace = _jax.current_trace()
-    if not is_used and hasattr(trace, "ignoring_old"):
-        with trace.ignoring_old():
-            return _bind(primitive, ref, index, value)
-    return _bind(primitive, ref, index, value)
+    return _bind(primitive, ref, index, value, is_used=is_used)
 
 
 def _is_lost_by_jax(ref: RefLike, index: Index) -> bool:
@@ -176,8 +172,14 @@ def _is_lost_by_jax(ref: RefLike, index: Index) -> bool:
     return not (has_tangent or index.has_arrays or ref.dtype == bool)
 
 
-def _bind(primitive: Primitive, ref: RefLike, index: Index, *value: Value) -> Value:
+def _bind(
+    primitive: Primitive, ref: RefLike, index: Index, *value: Value, is_used: bool = True
+) -> Value:
+    """The result of a primitive; `is_used` says whether the caller uses it."""
     leaves, tree = jax.tree.flatten(() if index.is_whole else (index.indexer(),))
+    trace = _jax.current_trace()
+    if hasattr(trace, "access"):  # one of ours
+        return trace.access(primitive, (ref, *value, *leaves), {"tree": tree}, is_used)
     ref = _jax.passed_on(ref)
     try:
         return primitive.bind(ref, *value, *leaves, tree=tree)

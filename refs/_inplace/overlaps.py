@@ -97,9 +97,7 @@ class _Overlaps:
     """
 
     def __init__(self, body: Body):
-        self.eqns = body.eqns
-        self.made_by, self.users = body.producers(), body.consumers()
-        self.places = Places(self.eqns, self.made_by)
+        self.body, self.eqns = body, body.eqns
         self.version: dict[Any, Any] = {}
         self.family: dict[Any, Any] = {}
         self.reshaped: set[Any] = set()
@@ -116,14 +114,22 @@ class _Overlaps:
 
     def values(self) -> set[Any]:
         """The values that are written over what they are read from, but not in its places."""
+        updates = [
+            (k, eqn)
+            for k, eqn in enumerate(self.eqns)
+            if _is_of_several(eqn) and self.family.get(eqn.outvars[0]) in self.reshaped
+        ]
+        if not updates:
+            return set()
+        self.made_by, users = self.body.producers(), self.body.consumers()
+        self.places = Places(self.eqns, self.made_by)
         found: set[Any] = set()
-        for k, eqn in enumerate(self.eqns):
-            if _is_of_several(eqn) and self.family.get(eqn.outvars[0]) in self.reshaped:
-                value = eqn.invars[_written(eqn)]
-                if eqn.primitive is lax.dynamic_update_slice_p:
-                    _, value, _ = unmasked(self.eqns, self.made_by, self.users, k)
-                if is_var(value) and self._overlaps(value, eqn):
-                    found.add(value)
+        for k, eqn in updates:
+            value = eqn.invars[_written(eqn)]
+            if eqn.primitive is lax.dynamic_update_slice_p:
+                _, value, _ = unmasked(self.eqns, self.made_by, users, k)
+            if is_var(value) and self._overlaps(value, eqn):
+                found.add(value)
         return found
 
     def _overlaps(self, value: Atom, update: Eqn) -> bool:

@@ -69,6 +69,8 @@ def jaxprs_in(params: dict[str, Any]) -> list[ClosedJaxpr]:
         if not _may_hold[type(value)]:
             continue
         for item in value if isinstance(value, tuple | list) else (value,):
+            if not _may_hold[type(item)]:
+                continue
             if isinstance(item, _JAXPRS):
                 found.append(as_closed(item))
             elif isinstance(item, _HiPrimitive):
@@ -185,9 +187,11 @@ def once_per_jaxpr(fun: Callable[[Jaxpr], T]) -> Callable[[Jaxpr], T]:
 
     @functools.wraps(fun)
     def remembered(jaxpr: Jaxpr) -> T:
-        if jaxpr not in known:
-            known[jaxpr] = fun(jaxpr)
-        return known[jaxpr]
+        try:
+            return known[jaxpr]
+        except KeyError:
+            known[jaxpr] = value = fun(jaxpr)
+            return value
 
     return remembered
 

@@ -18,7 +18,6 @@ import jax
 from refs import _jax
 from refs._callbacks.analysis import calls_host
 from refs._discharge.program import discharges
-from refs._handles import access
 from refs._handles.predicates import is_ref
 from refs._inplace import run_in_place
 from refs._jit.executable import TypesDiffer
@@ -129,8 +128,6 @@ class Plain:
         traced = advised(self._ask)(self._bare.trace, args, kwargs)
         self.captured, self.hid_refs = _jax.captured(traced), discharges() > before
         self._trace = weakref.ref(_jax.current_trace())
-        for ref in filter(is_ref, self.captured):
-            access.check_ref(ref, "use")  # At top level its function has ended.
         touches_refs = self.hid_refs or uses_refs(traced.jaxpr) or calls_host(traced.jaxpr)
         if not self.returns_refs and not touches_refs:
             return None

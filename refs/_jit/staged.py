@@ -23,7 +23,7 @@ from refs._handles import access
 from refs._jit.packing import Packing, holder_of, part_in
 from refs._origin import Origin, origin_of
 from refs._tracing.discharged import to_be_discharged
-from refs._tracing.names import Names, one_name
+from refs._tracing.names import Names
 from refs._tracing.trace import (
     ArgumentRef,
     Call,
@@ -76,11 +76,10 @@ class Staging(OpByOp):
         """Whether the function has touched a ref from outside."""
         return bool(self._opened)
 
-    def cell_of(self, ref: RefLike) -> Any:
-        ref = one_name(ref)
+    def _cell_of(self, ref: RefLike) -> Any:
         if isinstance(ref, RefTracer) and ref.given is not None and self.has_made(ref):
             return self._outer_cell(ref.given)
-        return super().cell_of(ref)
+        return super()._cell_of(ref)
 
     def open(self, ref: RefLike, value: Value) -> None:
         super().open(ref, value)
