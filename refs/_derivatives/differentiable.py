@@ -52,7 +52,7 @@ class Differentiable:
     out_tree: PyTreeDef
     has_backward_effects: bool
     _outside: _jax.Trace  # the trace around the transformation
-    _known: _Known | None  # what is known beforehand
+    _access: _Access  # to refs from outside
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Differentiable:
         data, the final values of new refs in them, and those of the refs that were written.
         """
         n, refs = len(self.inputs.arrays), self.inputs.refs
-        trace = _Differentiated(_jax.current_trace(), self._outside, self._known)
+        trace = _Differentiated(_jax.current_trace(), self._outside, self._access)
         for ref, value in zip(refs, values[n:], strict=True):
             trace.open(ref, value)
         with to_be_discharged(), _jax.without_hi_primitives(), _jax.set_current_trace(trace):
@@ -120,17 +120,13 @@ class Differentiable:
             self._outside = _jax.current_trace()
             arrays, refs = self.inputs.arrays, self.inputs.refs
             is_known = is_lane() or has_lines()
-            self._known = known = _Known.of(self._fun, self.inputs) if is_known else None
-            get = access.get if known is None else known.contents
-            values = [*arrays, *map(get, refs)]
+            self._access = _Known.of(self._fun, self.inputs) if is_known else _Access()
+            values = [*arrays, *map(self._access.contents, refs)]
             for k, x in enumerate(values):
                 self.check(k, x)
             *out, (arrays, contents, state) = transformed(values)
             for ref, value in zip(self._written, state, strict=True):
-                if known is None:
-                    access.set(ref, ..., value)
-                else:
-                    known.set(ref, value)
+                self._access.set(ref, value)
             new = [*map(_made, contents, new_origins(self._markers))]
             return *out, result_of(self._aux_tree, self._markers, arrays, [], new)
 
@@ -183,18 +179,32 @@ def returning_pair(doing: str, fun: Callable[..., Any]) -> Callable[..., Any]:
 class _Differentiated(OpByOp):
     """The trace of a differentiated function."""
 
-    def __init__(self, parent: Any, outside: _jax.Trace, known: _Known | None):
+    def __init__(self, parent: Any, outside: _jax.Trace, of_refs: _Access):
         super().__init__(parent, outside, is_differentiated=True)
-        self._known = known
+        self._of_refs = of_refs
 
     def read(self, ref: RefLike) -> Value:
-        if self._known is None:
-            return super().read(ref)
         with _jax.set_current_trace(self.outside):
-            return self._known.get(ref)
+            return self._of_refs.get(ref)
 
 
-class _Known:
+class _Access:
+    """How a differentiated function's refs are read before it, and written after it."""
+
+    def get(self, ref: RefLike) -> Value:
+        """What the function has for a ref's value when it touches the ref first."""
+        return access.get(ref)
+
+    def contents(self, ref: RefLike) -> Value:
+        """The contents of a ref that is a variable."""
+        return self.get(ref)
+
+    def set(self, ref: RefLike, value: Value) -> None:
+        """Gives a ref its new value."""
+        access.set(ref, ..., value)
+
+
+class _Known(_Access):
     """What is known beforehand of the refs of a differentiated function, as it is traced for that.
 
     In a lane of `refs.vmap` a ref that lanes share must not be read if the function only
@@ -217,7 +227,7 @@ class _Known:
         return _Known(t, refs)
 
     def get(self, ref: RefLike) -> Value:
-        """What the function has for a ref's value: the neutral element, if it only accumulates."""
+        """The value, or the neutral element, if the function only accumulates."""
         slot = self._slots[id(ref)]
         if self._transaction.touch_of[slot] == Touch.NONE:
             return None  # Only a rule that runs later touches it.
@@ -225,7 +235,7 @@ class _Known:
         return value
 
     def contents(self, ref: RefLike) -> Value:
-        """The contents of a ref that is a variable: zeros, if the function doesn't touch it."""
+        """The contents, or zeros if the function doesn't touch the ref."""
         value = self.get(ref)
         return zeros_like(ref) if value is None else value
 

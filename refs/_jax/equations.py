@@ -22,12 +22,41 @@ from refs._jax.primitives import shard_map_p
 from refs._types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 
 __all__ = [
-    "NaNFound", "all_equations", "any_equation", "anywhere", "as_array", "as_closed",
-    "at_its_own_lines", "before_python", "bind", "bind_eqn", "called_by", "captured", "eval_jaxpr",
-    "forget_fast_path", "has_side_effects", "is_called_callback", "is_fori_loop", "is_zero_literal",
-    "jaxprs_in", "map_closed", "map_jaxprs", "meshes_in", "new_var", "once_per_jaxpr", "one_vjp",
-    "output", "raise_about_nan", "replace_jaxpr", "source_of", "split_params", "strong",
-    "typed_like", "user_line", "vary_as", "with_equations",
+    "NaNFound",
+    "all_equations",
+    "any_equation",
+    "anywhere",
+    "as_array",
+    "as_closed",
+    "at_its_own_lines",
+    "before_python",
+    "bind",
+    "bind_eqn",
+    "called_by",
+    "captured",
+    "eval_jaxpr",
+    "forget_fast_path",
+    "has_side_effects",
+    "is_called_callback",
+    "is_fori_loop",
+    "is_zero_literal",
+    "jaxprs_in",
+    "map_closed",
+    "map_jaxprs",
+    "new_var",
+    "once_per_jaxpr",
+    "one_vjp",
+    "output",
+    "places_in",
+    "raise_about_nan",
+    "replace_jaxpr",
+    "source_of",
+    "split_params",
+    "strong",
+    "typed_like",
+    "user_line",
+    "vary_as",
+    "with_equations",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -225,13 +254,13 @@ def any_equation(closed: ClosedJaxpr, test: Callable[[Eqn], bool]) -> bool:
     return any(map(test, all_equations(closed.jaxpr.eqns)))
 
 
-def meshes_in(closed: ClosedJaxpr) -> set[jax.sharding.Mesh]:
-    """The meshes over which a jaxpr has `shard_map`s."""
+def places_in(closed: ClosedJaxpr) -> list[jax.sharding.Sharding]:
+    """Where the `shard_map`s in a jaxpr run: on all devices of their meshes."""
     eqns = all_equations(closed.jaxpr.eqns)
     meshes = (e.params["mesh"] for e in eqns if e.primitive is shard_map_p)
     # One without devices stands for the mesh in force.
     found = (m if isinstance(m, jax.sharding.Mesh) else jax.sharding.get_mesh() for m in meshes)
-    return {m for m in found if not m.empty}
+    return [jax.NamedSharding(m, jax.P()) for m in {m for m in found if not m.empty}]
 
 
 def is_called_callback(primitive: Primitive) -> bool:

@@ -232,8 +232,8 @@ class Staged:
 
     @functools.cached_property
     def places(self) -> list[jax.sharding.Sharding]:
-        """Where its `shard_map`s run: on all devices of their meshes."""
-        return [jax.NamedSharding(m, jax.P()) for m in _jax.meshes_in(self.closed)]
+        """Where its `shard_map`s run."""
+        return _jax.places_in(self.closed)
 
 
 def _buffer_type(ref: RefLike) -> Aval:

@@ -78,26 +78,39 @@ class Names(NamedTuple):
 
 def touches_under(jaxpr: Jaxpr, consts: Sequence[Value], names: Names) -> Touches:
     """`jaxpr_touches`, where `names` says which names are those of one ref."""
-    constants = zip(jaxpr.constvars, consts, strict=True)
-    held = {v: names.ref(c) for v, c in constants if isinstance(c, _jax.NativeRef)}
-    names = Names({**held, **names.of_var}, names.of_ref)
     found: dict[Any, Touch] = {
         v: Touch.NONE for v in (*jaxpr.constvars, *jaxpr.invars) if _jax.is_ref_type(v.aval)
     }
     hidden: dict[int, tuple[RefLike, Touch]] = {}
+    for _, x, kind in accesses(jaxpr, consts, names):
+        if isinstance(x, _jax.NativeRef):
+            hidden[id(x)] = (x, hidden.get(id(x), (x, Touch.NONE))[1] | kind)
+        elif x in found:
+            found[x] |= kind
+    return Touches(
+        tuple(found.get(v, Touch.NONE) for v in jaxpr.constvars),
+        tuple(found.get(v, Touch.NONE) for v in jaxpr.invars),
+        tuple(hidden.values()),
+    )
+
+
+def accesses(
+    jaxpr: Jaxpr, consts: Sequence[Value], names: Names | None = None
+) -> Iterator[tuple[Eqn, Any, Touch]]:
+    """What each equation of a jaxpr does to refs, in order: to its operands, and to concrete refs.
+
+    An equation that runs jaxprs does what these do.
+    """
+    names = Names({}, {}) if names is None else names
+    constants = zip(jaxpr.constvars, consts, strict=True)
+    held = {v: names.ref(c) for v, c in constants if isinstance(c, _jax.NativeRef)}
+    names = Names({**held, **names.of_var}, names.of_ref)
     uses = uses_in(jaxpr)
     accumulating = _accumulations(jaxpr, uses, names)
-
-    def touch(var: Atom, kind: Touch) -> None:
-        if var in found:
-            found[var] |= kind
-
-    def touch_hidden(ref: RefLike, kind: Touch) -> None:
-        hidden[id(ref)] = (ref, hidden.get(id(ref), (ref, Touch.NONE))[1] | kind)
-
     for eqn in jaxpr.eqns:
-        inner = list(inner_calls(eqn))
-        for called, operands in inner:
+        runs_others = False
+        for called, operands in inner_calls(eqn):
+            runs_others = True
             known = names.inside(called, operands)
             inner_touches = (
                 touches(called)
@@ -106,18 +119,18 @@ def touches_under(jaxpr: Jaxpr, consts: Sequence[Value], names: Names) -> Touche
             )
             least = Touch.HELD if _jax.has_rules(eqn) else Touch.NONE
             for operand, kind in zip(operands, inner_touches.inputs, strict=True):
-                if not isinstance(operand, _jax.Literal):
-                    touch(operand, kind or least)
+                if _is_ref_var(operand):
+                    yield eqn, operand, kind or least
             for ref, kind in _closed_over(called, inner_touches):
-                touch_hidden(ref, kind)
-        if not inner:
-            for operand, kind in _own_touches(eqn, uses, accumulating):
-                touch(operand, kind)
-    return Touches(
-        tuple(found.get(v, Touch.NONE) for v in jaxpr.constvars),
-        tuple(found.get(v, Touch.NONE) for v in jaxpr.invars),
-        tuple(hidden.values()),
-    )
+                yield eqn, ref, kind
+        if runs_others:
+            continue
+        if id(eqn) in accumulating:
+            yield eqn, eqn.invars[0], accumulating[id(eqn)]
+        elif eqn.primitive is not _jax.free_ref_p:
+            reads_old = facts_of(eqn.primitive).returns_old and uses[eqn.outvars[0]] > 0
+            for v, kind in touches_of(eqn):
+                yield eqn, v, kind | (Touch.READ if reads_old else Touch.NONE)
 
 
 def _closed_over(
@@ -134,17 +147,6 @@ def _closed_over(
 def closed_over(closed: ClosedJaxpr) -> list[RefLike]:
     """The refs that a jaxpr and those inside it hold as constants."""
     return [ref for ref, _ in _closed_over(closed)]
-
-
-def _own_touches(
-    eqn: Eqn, uses: Counter[Any], accumulating: dict[int, Touch]
-) -> Iterator[tuple[Atom, Touch]]:
-    if id(eqn) in accumulating:
-        yield eqn.invars[0], accumulating[id(eqn)]
-    elif eqn.primitive is not _jax.free_ref_p:
-        reads_old = facts_of(eqn.primitive).returns_old and uses[eqn.outvars[0]] > 0
-        for v, kind in touches_of(eqn):
-            yield v, kind | (Touch.READ if reads_old else Touch.NONE)
 
 
 def touches_of(eqn: Eqn) -> Iterator[tuple[Atom, Touch]]:
@@ -166,20 +168,6 @@ def touches_of(eqn: Eqn) -> Iterator[tuple[Atom, Touch]]:
                 isinstance(e, _jax.ReadEffect) for e in effects if e.input is v
             )
             yield v, Touch.READ if only_reads else Touch.READ | Touch.WRITE
-
-
-def own_touches(jaxpr: Jaxpr, consts: Sequence[Value]) -> list[tuple[Eqn, Atom, Touch]]:
-    """What the equations of a jaxpr that run no other one do to refs, in order."""
-    held = zip(jaxpr.constvars, consts, strict=True)
-    names = Names({v: id(c) for v, c in held if isinstance(c, _jax.NativeRef)}, {})
-    uses = uses_in(jaxpr)
-    accumulating = _accumulations(jaxpr, uses, names)
-    return [
-        (eqn, v, kind)
-        for eqn in jaxpr.eqns
-        if next(inner_calls(eqn), None) is None
-        for v, kind in _own_touches(eqn, uses, accumulating)
-    ]
 
 
 def holds_refs(closed: ClosedJaxpr) -> bool:

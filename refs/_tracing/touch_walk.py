@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from refs import _jax
 from refs._tracing.facts import facts_of, inner_calls
-from refs._tracing.touch_analysis import Touch, holds_refs, own_touches
+from refs._tracing.touch_analysis import Touch, accesses, holds_refs
 from refs._types import Atom, Aval, ClosedJaxpr, Eqn
 
 
@@ -51,8 +51,8 @@ def steps(
     def name_of(v: Atom) -> Any:
         return None if isinstance(v, _jax.Literal) else names.get(v)
 
-    own: dict[int, list[tuple[Atom, Touch]]] = {}
-    for eqn, v, kind in own_touches(jaxpr, closed.consts):
+    own: dict[int, list[tuple[Any, Touch]]] = {}
+    for eqn, v, kind in accesses(jaxpr, closed.consts):
         own.setdefault(id(eqn), []).append((v, kind))
     for eqn in jaxpr.eqns:
         called = list(inner_calls(eqn))

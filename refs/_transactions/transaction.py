@@ -290,8 +290,8 @@ class Transaction:
 
     @functools.cached_property
     def places(self) -> list[jax.sharding.Sharding]:
-        """Where its `shard_map`s run: on all devices of their meshes."""
-        return [jax.NamedSharding(m, jax.P()) for m in _jax.meshes_in(self.traced.jaxpr)]
+        """Where its `shard_map`s run."""
+        return _jax.places_in(self.traced.jaxpr)
 
     @property
     def new_origins(self) -> list[Origin]:
