@@ -17,15 +17,15 @@ import jax
 
 from refs import _jax
 from refs._callbacks.analysis import calls_host
-from refs._discharge.program import discharges
+from refs._discharge.interpreter import Context
+from refs._discharge.program import Program, discharges
 from refs._handles.predicates import is_ref
 from refs._inplace import run_in_place
 from refs._jit.executable import TypesDiffer
 from refs._jit.staged import Staged, Staging
 from refs._tracing.touch_analysis import Rules, uses_refs
-from refs._tracing.trace import AbstractArgument, Trace, advised, strip_refs
+from refs._tracing.trace import AbstractArgument, advised, strip_refs
 from refs._transactions.signature import Choice, are_arrays
-from refs._transactions.transaction import Transaction
 from refs._types import ClosedJaxpr, PyTree, PyTreeDef, Value
 
 # Returns a function that another object keeps alive.
@@ -44,7 +44,7 @@ class Plain:
       static, is_alone, flatten: as those of an `Entry`.
       captured: the values of an enclosing trace that it closes over.
       is_discharged: whether the function makes refs for itself, which are gone.
-      hid_refs: whether transformations have discharged refs while it was traced.
+      is_seen: whether the trace around it is to see what it does: touch refs, or call back.
       compiled: the function under `jax.jit`, with all of the user's keywords. Instead of being
         traced again it raises `TypesDiffer`: for arguments of other types it may touch refs.
     """
@@ -62,8 +62,7 @@ class Plain:
         self._get_fun, self._chosen, self._keywords = get_fun, chosen, keywords
         self.static, self.is_alone, self.flatten = static, True, flatten
         self.captured: Sequence[Value] = ()
-        self.is_discharged = False
-        self.hid_refs = False
+        self.is_discharged = self.is_seen = False
         self._asks = asks = object()
         self._returned: list[Any] = []
         returned = self._returned
@@ -122,27 +121,24 @@ class Plain:
             return self
         return self._discharged_form((), traced.jaxpr, traced.out_tree)
 
-    def find_refs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace | None:
-        """The trace of a function that touches refs or returns them, None for any other."""
+    def inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plain:
+        """The form for calls in the trace under way, which sees the refs that are touched."""
         before = discharges()
         traced = advised(self._ask)(self._bare.trace, args, kwargs)
-        self.captured, self.hid_refs = _jax.captured(traced), discharges() > before
+        closed, self.captured = traced.jaxpr, _jax.captured(traced)
         self._trace = weakref.ref(_jax.current_trace())
-        touches_refs = self.hid_refs or uses_refs(traced.jaxpr) or calls_host(traced.jaxpr)
-        if not self.returns_refs and not touches_refs:
-            return None
-        tree = traced.out_tree
-        return Trace(traced.jaxpr, *(self._returned or (tree, (None,) * tree.num_leaves)))
-
-    def discharged(self, trace: Trace) -> Plain | None:
-        """The form without refs, if the function makes all refs of its trace for itself."""
-        t = Transaction(trace, (), Rules.MAY_WRITE)
-        inputs = any(_jax.is_ref_type(aval) for aval in trace.jaxpr.in_avals)
-        if inputs or t.program.refs or self.returns_refs or calls_host(trace.jaxpr):
-            return None
-        leaves = [*map(AbstractArgument, trace.jaxpr.in_avals)]
-        pure = jax.make_jaxpr(lambda *leaves: t.run([], [], leaves)[1][0])(*leaves)
-        return self._discharged_form(self.captured, pure, trace.out_tree)
+        makes_refs = discharges() > before or uses_refs(closed)
+        self.is_seen = self.returns_refs or calls_host(closed)
+        if self.is_seen or not makes_refs:
+            return self
+        program = Program.of(closed)
+        if program.refs or any(map(_jax.is_ref_type, closed.in_avals)):
+            self.is_seen = True
+            return self
+        context = Context(rules=Rules.MAY_WRITE)
+        leaves = [*map(AbstractArgument, closed.in_avals)]
+        pure = jax.make_jaxpr(lambda *leaves: program.run(context, [], leaves))(*leaves)
+        return self._discharged_form(self.captured, pure, traced.out_tree)
 
     def _discharged_form(
         self, captured: Sequence[Value], closed: ClosedJaxpr, tree: PyTreeDef

@@ -27,7 +27,7 @@ from refs._jit.staged import Staged, staged
 from refs._jit.stages import Lowered, Traced
 from refs._jit.ways import carefully, prepare
 from refs._tracing.discharged import with_lines
-from refs._tracing.trace import Call, Trace, ref_type, trace
+from refs._tracing.trace import Call, ref_type, trace
 from refs._tracing.weak_memo import WeakMemo
 from refs._transactions.calls import in_transaction
 from refs._transactions.nested import call_inside
@@ -263,8 +263,8 @@ class Programs:
             known = (e for e in self._entries.get(key, ()) if e.is_plain)
             plain = self._inner.get(key) or next(known, None)
             if plain is None or not plain.is_of_this_trace:
-                plain, traced = self._traced(static, call)
-                if traced is not None or plain.captured:
+                plain = self._plain(static, call).inside(*self._arguments(static, call))
+                if plain.is_seen or plain.captured:
                     self._inner[key] = plain
                 else:
                     plain = self._add(key, call, plain)
@@ -357,13 +357,6 @@ class Programs:
     def _plain(self, static: Static | None, call: Call) -> Plain:
         keywords = self._donate.keywords("donate") | self._options._asdict()
         return Plain(self._get_fun, static, call.tree.flatten_up_to, self._static, keywords)
-
-    def _traced(self, static: Static | None, call: Call) -> tuple[Plain, Trace | None]:
-        """A `Plain`, and its trace if the function touches refs that it doesn't make itself."""
-        plain = self._plain(static, call)
-        traced = plain.find_refs(*self._arguments(static, call))
-        own = traced and plain.discharged(traced)
-        return (own, None) if own else (plain, traced)
 
     @staticmethod
     def _arguments(static: Static | None, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
