@@ -67,3 +67,29 @@ def test_as_under_jax(kind, way, touches):
         assert isinstance(got, type), got
     else:
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("touches", [False, True], ids=["no ref", "a ref"])
+@pytest.mark.parametrize(
+    "within",
+    [lambda f: f, jax.jit, refs.jit, refs.vmap],
+    ids=["once", "jax.jit", "refs.jit", "vmap"],
+)
+def test_a_zero_tangent_stays_symbolic(within, touches, jit):
+    """From one rule to the next, where refs are touched, too."""
+    r = refs.new_ref(1.0)
+
+    @jax.custom_jvp
+    def second(x, y):
+        return y * r[...] if touches else y
+
+    def rule(primals, tangents):
+        assert isinstance(tangents[1], jax.custom_derivatives.SymbolicZero)
+        return second(*primals), tangents[1]
+
+    second.defjvp(rule, symbolic_zeros=True)
+    f = within(lambda x: second(x, second(x, 2.0)))
+    x = jnp.ones(3) if within is refs.vmap else jnp.float32(1)
+    out = jit(lambda x: refs.jvp(f, (x,), (x,)))(x)
+    np.testing.assert_array_equal(out[0], 2 * x)
+    np.testing.assert_array_equal(out[1], 0 * x)

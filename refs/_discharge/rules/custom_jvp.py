@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.custom_derivatives import zero_from_primal
 
 from refs import _jax
 from refs._discharge.cells import merge, root, split
@@ -60,7 +61,7 @@ def discharge_custom_jvp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
         out = eval_rule(inside.ctx, jaxpr, consts, given, where)
         primals_out, nonzeros = out[: len(zeros_out)], iter(out[len(zeros_out) :])
         tangents_out = [
-            _jax.zero_tangent(p) if zero else next(nonzeros)
+            zero_from_primal(p, symbolic_zeros=True) if zero else next(nonzeros)
             for p, zero in zip(primals_out, zeros_out, strict=True)
         ]
         said = {id(root(x)) for x in changed_by(jaxpr, consts, given)}
