@@ -143,7 +143,9 @@ class OpByOp(_jax.Trace):
     ) -> Any:
         if primitive in _ACCESSES and is_ref(operands[0]):
             return self.access(primitive, operands, params)
-        inner = _jax.jaxprs_in(params)
+        # Most operations of `jax.numpy` are such calls, with many parameters.
+        is_call = primitive is _jax.jit_p
+        inner = [_jax.as_closed(params["jaxpr"])] if is_call else _jax.jaxprs_in(params)
         if (
             all(map(only_computes, inner))
             and primitive not in _MAKERS

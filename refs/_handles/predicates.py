@@ -10,9 +10,13 @@ from refs._types import Value
 
 def is_ref(x: Value) -> bool:
     """True for any ref: a handle, ours or JAX's, or a traced one."""
-    # Every leaf of a call comes here, and `isinstance` of JAX's class takes a microsecond.
+    # Leaves of calls and operands come here, and `isinstance` of JAX's class takes a microsecond.
     kind = type(x)
-    return kind is Ref or (kind is not _jax.ArrayImpl and isinstance(x, _jax.NativeRef))
+    if kind is Ref or kind is _jax.ArrayImpl:
+        return kind is Ref
+    if isinstance(x, _jax.Tracer):
+        return _jax.is_ref_type(x.aval)
+    return isinstance(x, _jax.NativeRef)
 
 
 def is_concrete(x: Value) -> bool:
