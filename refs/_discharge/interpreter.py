@@ -160,6 +160,14 @@ class Context:
             yield
         finally:
             self._frames.pop()
+            # Tracers of JAX's batching or differentiation are useless when that has ended, and may
+            # hold the rules bound so far, which hold the values here.
+            if not _jax.is_staging():
+                trace = _jax.current_trace()
+                traced = [(v, x) for v, x in env.items() if isinstance(x, _jax.Tracer)]
+                for var, x in traced:
+                    if _jax.trace_of(x) is trace:
+                        del env[var]
             if not self._frames and self._is_memo_own:
                 # The memo holds tracers, through functions that hold this context.
                 self._memo.clear()

@@ -145,9 +145,8 @@ def is_open(eqn: Eqn, is_known: bool = False) -> bool:
     """
     if not _jax.has_rules(eqn):
         return any(is_open_in(inner.jaxpr, is_known) for inner in _jax.jaxprs_in(eqn.params))
-    return not (is_known and _function(eqn) in _closed) and (
-        _jax.is_custom_vjp(eqn) or not _forward_rule(eqn).is_closed
-    )
+    is_closed = not _jax.is_custom_vjp(eqn) or (is_known and _function(eqn) in _closed)
+    return not (is_closed and _forward_rule(eqn).is_closed)
 
 
 def is_open_in(jaxpr: Jaxpr, is_known: bool = True) -> bool:
