@@ -94,14 +94,14 @@ class Context:
 
     def _must_discharge(self, eqn: Eqn) -> bool:
         """Whether an equation is to be discharged even if it involves no refs."""
-        # Where lanes diverge, only those that reach a callback make the call.
-        if self.lanes is not None and _calls_host(eqn):
-            return True
-        if self.differentiated and derivative_rules.touched_by_rules(eqn):
-            return True
-        # What a rule that runs later closes over is looked up here, and the mask of lanes taken.
-        is_differentiated = self.differentiated or self.lanes is not None
-        return is_differentiated and derivative_rules.is_open(eqn)
+        in_lanes = self.lanes is not None
+        return (
+            # Where lanes diverge, only those that reach a callback make the call.
+            (in_lanes and _calls_host(eqn))
+            or (self.differentiated and bool(derivative_rules.touched_by_rules(eqn)))
+            # What a rule that runs later closes over is looked up here, with the mask of lanes.
+            or ((in_lanes or self.differentiated) and derivative_rules.is_open(eqn))
+        )
 
     def is_used(self, eqn: Eqn) -> bool:
         """Whether anything uses the first output of the equation under way."""

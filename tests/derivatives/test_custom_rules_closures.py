@@ -93,3 +93,14 @@ def test_a_zero_tangent_stays_symbolic(within, touches, jit):
     out = jit(lambda x: refs.jvp(f, (x,), (x,)))(x)
     np.testing.assert_array_equal(out[0], 2 * x)
     np.testing.assert_array_equal(out[1], 0 * x)
+
+
+@pytest.mark.parametrize("kind", ["jvp", "forward", "backward"])
+def test_a_literal_of_the_trace(kind):
+    def mapped(lib):
+        def f(x):
+            return with_rule(kind, jax.jit(lambda: 2.0)())(x)
+
+        return lib.grad(lambda xs: lib.vmap(f)(xs).sum())
+
+    np.testing.assert_allclose(mapped(refs)(XS), mapped(jax)(XS))
