@@ -70,8 +70,8 @@ class Context:
     def eval_open(self, jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value]) -> list[Any]:
         """`eval` of a jaxpr whose constants are given, as values and cells."""
         # JAX 0.12 has the variables of constants that aren't attached among the inputs.
-        env: dict[Any, Any] = {}
-        env.update(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+        variables = (*jaxpr.constvars, *jaxpr.invars)
+        env: dict[Any, Any] = dict(zip(variables, (*consts, *args), strict=True))
 
         def value(atom: Atom) -> Any:
             return atom.val if isinstance(atom, _jax.Literal) else env[atom]
@@ -164,9 +164,8 @@ class Context:
             # hold the rules bound so far, which hold the values here.
             if not _jax.is_staging():
                 trace = _jax.current_trace()
-                traced = [(v, x) for v, x in env.items() if isinstance(x, _jax.Tracer)]
-                for var, x in traced:
-                    if _jax.trace_of(x) is trace:
+                for var, x in [*env.items()]:
+                    if isinstance(x, _jax.Tracer) and _jax.trace_of(x) is trace:
                         del env[var]
             if not self._frames and self._is_memo_own:
                 # The memo holds tracers, through functions that hold this context.

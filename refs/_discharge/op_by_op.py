@@ -26,7 +26,13 @@ from refs._discharge.operation_cache import call, made_of
 from refs._discharge.program import Program
 from refs._discharge.ref_tracer import RefTracer
 from refs._discharge.registry import rule_for
-from refs._discharge.rule_choice import Operation, concerns_refs, only_computes, refuse_hidden
+from refs._discharge.rule_choice import (
+    Operation,
+    only_computes,
+    refuse_hidden,
+    runs_over_refs,
+    takes_or_makes_refs,
+)
 from refs._handles import access
 from refs._handles.predicates import is_ref
 from refs._handles.ref_type import RefType
@@ -145,19 +151,15 @@ class OpByOp(_jax.Trace):
             return self.access(primitive, operands, params)
         # Most operations of `jax.numpy` are such calls, with many parameters.
         is_call = primitive is _jax.jit_p
-        inner = [_jax.as_closed(params["jaxpr"])] if is_call else _jax.jaxprs_in(params)
-        if (
-            all(map(only_computes, inner))
-            and primitive not in _MAKERS
-            and not any(map(is_ref, operands))
-        ):
+        inner = [_jax.jit_params(params).jaxpr] if is_call else _jax.jaxprs_in(params)
+        has_refs = takes_or_makes_refs(primitive, operands)
+        if not has_refs and all(map(only_computes, inner)):
             self.can_fail = self.can_fail or can_fail_itself(primitive)
             return self.bind(primitive, operands, params, inner)
         self._note(primitive, inner)
-        concerns_us = concerns_refs(primitive, operands, inner) or (
-            # JAX's own derivatives leave tracers in jaxprs, where they aren't operands.
-            self.is_staged and any(map(touch_analysis.closes_over_tracers, inner))
-        )
+        # JAX's own derivatives leave tracers in jaxprs, where they aren't operands.
+        is_open = self.is_staged and any(map(touch_analysis.closes_over_tracers, inner))
+        concerns_us = has_refs or is_open or runs_over_refs(primitive, inner)
         if not concerns_us and not self._has_rules(inner):
             return self.bind(primitive, operands, params, inner)
         jaxpr = _jax.as_jaxpr(primitive, [_type_of(x) for x in operands], params)
@@ -348,7 +350,6 @@ class _AsIs(Context):
 
 _AS_IS = _AsIs()
 _ACCESSES = frozenset([_jax.get_p, _jax.swap_p, _jax.addupdate_p])
-_MAKERS = frozenset([_jax.new_ref_p, _jax.empty_ref_p])
 
 
 class Opened:

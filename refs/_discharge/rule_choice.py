@@ -104,15 +104,16 @@ def _held(parameter: Any) -> Iterable[Any]:
     return itertools.chain(names.nonlocals.values(), names.globals.values())
 
 
-def concerns_refs(
-    primitive: Primitive, operands: Sequence[Value], inner: Sequence[ClosedJaxpr]
-) -> bool:
-    """Whether `rule_of` would give a rule for an operation that isn't an equation yet, or raise.
+def takes_or_makes_refs(primitive: Primitive, operands: Sequence[Value]) -> bool:
+    """Whether an operation that isn't an equation yet takes a ref, or makes one."""
+    return primitive in _MAKERS or any(map(is_ref, operands))
 
-    `inner` are the jaxprs that it runs.
-    """
-    if any(map(is_ref, operands)) or primitive in (_jax.new_ref_p, _jax.empty_ref_p):
-        return True
+
+_MAKERS = frozenset([_jax.new_ref_p, _jax.empty_ref_p])
+
+
+def runs_over_refs(primitive: Primitive, inner: Sequence[ClosedJaxpr]) -> bool:
+    """Whether `rule_of` would give a rule for an operation because of the jaxprs that it runs."""
     if rule_for(primitive) is not None:
         return any(map(touch_analysis.holds_refs, inner))
     return any(touch_analysis.closed_over(closed) or _makes_refs(closed) for closed in inner)
@@ -128,7 +129,6 @@ def _only_computes(jaxpr: Jaxpr) -> bool:
     closed = _jax.as_closed(jaxpr)
     return not (
         touch_analysis.holds_refs(closed)
-        or touch_analysis.uses_refs(closed)
         or touch_analysis.closes_over_tracers(closed)
         or has_custom_rules(jaxpr)
         or can_fail(closed)

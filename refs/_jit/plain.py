@@ -125,8 +125,8 @@ class Plain:
         """The form for calls in the trace under way, which sees the refs that are touched."""
         before = discharges()
         traced = advised(self._ask)(self._bare.trace, args, kwargs)
-        closed, self.captured = traced.jaxpr, _jax.captured(traced)
-        self._trace = weakref.ref(_jax.current_trace())
+        closed = traced.jaxpr
+        self._capture(_jax.captured(traced))
         makes_refs = discharges() > before or uses_refs(closed)
         self.is_seen = self.returns_refs or calls_host(closed)
         if self.is_seen or not makes_refs:
@@ -152,9 +152,12 @@ class Plain:
             return tree.unflatten(run_in_place(closed, leaves))
 
         form = Plain(lambda: pure, self.static, self.flatten, self._chosen, self._keywords)
-        form.captured, form.is_discharged = captured, True
-        form._trace = weakref.ref(_jax.current_trace())
+        form.is_discharged = True
+        form._capture(captured)
         return form
+
+    def _capture(self, values: Sequence[Value]) -> None:
+        self.captured, self._trace = values, weakref.ref(_jax.current_trace())
 
     @property
     def is_of_this_trace(self) -> bool:

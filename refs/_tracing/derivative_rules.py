@@ -120,10 +120,8 @@ def _traced_rule(eqn: Eqn) -> _ForwardRule:
     found = touch_analysis.jaxpr_touches(jaxpr, consts[: len(jaxpr.constvars)])
     kinds = [*found.consts, *found.inputs]
     closed_over = [*_of_refs(consts, kinds[: len(consts)]), *found.hidden]
-    is_closed = not any(isinstance(c, _jax.Tracer | _jax.NativeRef) for c in consts)
-    return _ForwardRule(
-        closed_over, kinds[len(consts) :][: len(operands)], is_closed and not found.hidden
-    )
+    is_closed = are_arrays(consts) and not found.hidden
+    return _ForwardRule(closed_over, kinds[len(consts) :][: len(operands)], is_closed)
 
 
 def _of_refs(items: Sequence[Any], kinds: Sequence[Touch]) -> Iterator[tuple[Any, Touch]]:
@@ -152,6 +150,11 @@ def is_open(eqn: Eqn, is_known: bool = False) -> bool:
 def is_open_in(jaxpr: Jaxpr, is_known: bool = True) -> bool:
     """`is_open` of any equation of a jaxpr."""
     return has_custom_rules(jaxpr) and any(is_open(eqn, is_known) for eqn in jaxpr.eqns)
+
+
+def are_arrays(consts: Sequence[Any]) -> bool:
+    """Whether what a rule closes over is neither a ref nor a value of a trace."""
+    return not any(isinstance(c, _jax.Tracer | _jax.NativeRef) for c in consts)
 
 
 def note_closed(fun: ClosedJaxpr) -> None:

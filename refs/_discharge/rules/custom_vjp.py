@@ -18,7 +18,7 @@ from refs._discharge.registry import register
 from refs._discharge.rule_closures import apply_backward, found_later, gone
 from refs._discharge.scope import Scope
 from refs._origin import Origin
-from refs._tracing.derivative_rules import note_closed
+from refs._tracing.derivative_rules import are_arrays, note_closed
 from refs._types import ClosedJaxpr, DType, Eqn, PyTree, RefLike, Value
 
 
@@ -105,7 +105,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
 
         def run(traced: ClosedJaxpr, arrays: list[Value]) -> list[Value]:
             program = Program.of(traced)
-            if not any(isinstance(c, _jax.Tracer | _jax.NativeRef) for c in traced.consts):
+            if are_arrays(traced.consts):
                 note_closed(closed)
 
             def found(consts: Sequence[Value]) -> list[Any]:
