@@ -158,7 +158,7 @@ class OpByOp(_jax.Trace):
             return self.bind(primitive, operands, params, inner)
         self._note(primitive, inner)
         # JAX's own derivatives leave tracers in jaxprs, where they aren't operands.
-        is_open = self.is_staged and any(map(touch_analysis.closes_over_tracers, inner))
+        is_open = self.is_staged and touch_analysis.close_over_values_of(self.parent, inner)
         concerns_us = has_refs or is_open or runs_over_refs(primitive, inner)
         if not concerns_us and not self._has_rules(inner):
             return self.bind(primitive, operands, params, inner)

@@ -143,6 +143,8 @@ def run_in_lanes(
         Accumulator(ref, origin, touch.method) if touch.method else Cell(access.get(ref), origin)
         for ref, origin, touch in zip(refs, origins, touches, strict=True)
     ]
+    for ref, cell in zip(refs, cells, strict=True):
+        cell.target = ref
     ctx = Context(lanes=lanes._replace(analysis=analysis), rules=Rules.MAY_READ)
     out = program.run(ctx, cells, inputs, arrays)
     for ref, cell, touch in zip(refs, cells, touches, strict=True):

@@ -214,6 +214,18 @@ def closes_over_tracers(closed: ClosedJaxpr) -> bool:
     return any(isinstance(c, _jax.Tracer) for c in closed.consts) or _has_open_calls(closed.jaxpr)
 
 
+def close_over_values_of(trace: Any, jaxprs: Iterable[ClosedJaxpr]) -> bool:
+    """Whether one of these has a tracer of this trace as a constant, at any depth."""
+    return any(
+        closes_over_tracers(closed)
+        and (
+            any(isinstance(c, _jax.Tracer) and _jax.trace_of(c) is trace for c in closed.consts)
+            or any(close_over_values_of(trace, _jax.jaxprs_in(e.params)) for e in closed.jaxpr.eqns)
+        )
+        for closed in jaxprs
+    )
+
+
 @_jax.once_per_jaxpr
 def _has_open_calls(jaxpr: Jaxpr) -> bool:
     return any(

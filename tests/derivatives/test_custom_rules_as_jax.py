@@ -104,3 +104,26 @@ def test_a_literal_of_the_trace(kind):
         return lib.grad(lambda xs: lib.vmap(f)(xs).sum())
 
     np.testing.assert_allclose(mapped(refs)(XS), mapped(jax)(XS))
+
+
+@pytest.mark.parametrize("counts", [False, True], ids=["no ref", "a ref beside"])
+def test_over_an_argument_of_an_inner_jit(counts):
+    """JAX drops the value that is of a trace which has ended, as the gradient doesn't need it.
+
+    (Outside of a `jit` it refuses the program.)
+    """
+    n = refs.new_ref(0)
+
+    def f(x):
+        def inner(x, k):
+            h = jax.custom_jvp(lambda x: x * k)
+            h.defjvp(lambda p, t: (h(*p), 2.0 * t[0]))
+            return h(x)
+
+        if counts:
+            n[...] += 1
+        return jax.jit(inner)(x, 5.0)
+
+    for lib in (refs,) if counts else (jax, refs):
+        assert refs.jit(lib.grad(f))(3.0) == 2
+    assert n[...] == counts

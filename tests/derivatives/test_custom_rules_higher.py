@@ -21,6 +21,10 @@ def calls_itself():
     return exp, n
 
 
+def mean_of_lanes(f):
+    return lambda x: refs.vmap(f)(x * jnp.ones(2)).mean()
+
+
 # How often JAX calls it: a rule whose result nothing depends on isn't asked.
 SECOND = {
     "grad of grad": (lambda f: refs.grad(refs.grad(f))(1.0), 3),
@@ -30,7 +34,14 @@ SECOND = {
     "jacrev of grad": (lambda f: refs.jacrev(refs.grad(f))(1.0), 3),
     "lanes": (lambda f: refs.vmap(refs.grad(refs.grad(f)))(jnp.ones(2))[0], 6),
     "jit of lanes": (lambda f: refs.jit(refs.vmap(refs.grad(refs.grad(f))))(jnp.ones(2))[1], 6),
+    "of lanes": (lambda f: refs.grad(refs.grad(mean_of_lanes(f)))(1.0), 6),
     "third": (lambda f: refs.grad(refs.grad(refs.grad(f)))(1.0), 4),
+    "third, jit": (lambda f: refs.jit(refs.grad(refs.grad(refs.grad(f))))(1.0), 4),
+    "third of lanes": (lambda f: refs.grad(refs.grad(refs.grad(mean_of_lanes(f))))(1.0), 8),
+    "third of lanes, jit": (
+        lambda f: refs.jit(refs.grad(refs.grad(refs.grad(mean_of_lanes(f)))))(1.0),
+        8,
+    ),
 }
 
 
