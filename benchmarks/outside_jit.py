@@ -145,6 +145,25 @@ def a_branch() -> Ways:
     return threaded(by_hand, W, jnp.int32(0)), lambda: refs.cond(True, double, as_it_is, W)
 
 
+def lanes_of_a_jit() -> Ways:
+    calls = refs.new_ref(jnp.int32(0))
+
+    @jax.jit
+    def by_hand(x: Any, n: Any) -> Any:
+        return jnp.tanh(x @ W), n + 1
+
+    @refs.jit
+    def lane(x: Any) -> Any:
+        calls[...] += 1
+        return jnp.tanh(x @ W)
+
+    def mapped(x: Any, state: Any) -> Any:
+        y, n = jax.vmap(by_hand, (0, None))(x, state)
+        return y, n[0] + len(x) - 1
+
+    return threaded(mapped, X, jnp.int32(0)), lambda: refs.vmap(lane)(X)
+
+
 PROGRAMS = {
     "gradient: 10 layers": ref_free,
     "gradient: 10 layers and a running mean": with_a_mean,
@@ -153,6 +172,7 @@ PROGRAMS = {
     "gradient: a scan of 100 steps that writes a log": with_a_loop,
     "the same scan without a gradient": a_loop,
     "a cond that counts": a_branch,
+    "lanes of a jit that counts": lanes_of_a_jit,
 }
 
 

@@ -32,7 +32,8 @@ LAYERS = [
     ["_handles.ending", "_handles.pack", "_handles.resharding"],
     [
         "_tracing",
-        *("_tracing.discharged", "_tracing.names", "_tracing.touch", "_tracing.weak_memo"),
+        *("_tracing.discharged", "_tracing.form", "_tracing.names"),
+        *("_tracing.touch", "_tracing.weak_memo"),
     ],
     ["_tracing.trace"],
     ["_tracing.facts"],

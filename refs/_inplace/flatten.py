@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -117,6 +118,22 @@ def _append(
             _append(body, inlined, inner, is_wanted, within, is_called=True)
             outvars = renamed(called.outvars, inner)
         names.update(zip(eqn.outvars, outvars, strict=True))
+
+
+def without_rules(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr without the users' derivative rules in it, and all that these hold."""
+    functions = {
+        inner.jaxpr
+        for eqn in _jax.all_equations(jaxpr.eqns)
+        if _jax.has_rules(eqn)
+        for inner in _jax.jaxprs_in(eqn.params)
+    }
+
+    def without(jaxpr: Jaxpr) -> Jaxpr:
+        within = functools.partial(_jax.map_jaxprs, fun=without)
+        return inline(jaxpr, functions.__contains__, within).close()
+
+    return without(jaxpr) if functions else jaxpr
 
 
 def is_call(eqn: Eqn) -> bool:

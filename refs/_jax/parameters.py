@@ -11,19 +11,20 @@ import jax
 import jax.numpy as jnp
 import jaxlib
 import numpy as np
-from jax._src import ad_util, core, custom_batching
+from jax._src import ad_util, core, custom_batching, sharding_impls
 from jax._src import linear_util as lu
 
-from refs._jax.equations import as_closed, at_its_own_lines
+from refs._jax.calls import without_constants
+from refs._jax.equations import as_closed, at_its_own_lines, new_var
 from refs._jax.names import zeros_like_aval
-from refs._jax.primitives import custom_jvp_call_p, custom_vjp_call_p
+from refs._jax.primitives import custom_jvp_call_p, custom_vjp_call_p, jit_p
 from refs._types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Sharding, Value
 
 __all__ = [
     "JitParams", "can_accumulate_gradients", "define_backward", "forward_rule", "has_rules",
     "instantiate", "is_custom_vjp", "is_symbolic_zero", "is_unspecified", "jit_params", "jvp_rule",
     "scan_params", "symbolic_zero", "tangent_type", "vjp_rule", "vmap_rule",
-    "xla_copies_less", "xla_merges_slices", "zero_tangent",
+    "with_own_constants", "xla_copies_less", "xla_merges_slices", "zero_tangent",
 ]  # fmt: skip
 
 
@@ -69,6 +70,33 @@ def jit_params(params: dict[str, Any]) -> JitParams:
         params["in_shardings"],
         params["out_shardings"],
     )
+
+
+def with_own_constants(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr with the constants of the jits in it, at any depth, for constants of its own."""
+    eqns, variables, values = [], [], []
+    for eqn in closed.jaxpr.eqns:
+        if eqn.primitive is jit_p and (inner := with_own_constants(eqn.params["jaxpr"])).consts:
+            more = [new_var(v.aval) for v in inner.jaxpr.constvars]
+            variables += more
+            values += inner.consts
+            params = {"jaxpr": without_constants(inner)}
+            for name, unspecified in _OF_INPUTS.items():
+                params[name] = (unspecified,) * len(more) + eqn.params[name]
+            eqn = eqn.replace(invars=[*more, *eqn.invars], params={**eqn.params, **params})
+        eqns.append(eqn)
+    if not values:
+        return closed
+    constvars = [*closed.jaxpr.constvars, *variables]
+    jaxpr = closed.jaxpr.replace(constvars=constvars, eqns=eqns)
+    return closed.replace(jaxpr=jaxpr, consts=[*closed.consts, *values])
+
+
+_OF_INPUTS = {
+    "donated_invars": False,
+    "in_layouts": None,
+    "in_shardings": sharding_impls.UNSPECIFIED,
+}
 
 
 def is_unspecified(sharding: Sharding | None) -> bool:

@@ -7,7 +7,8 @@ live.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,8 +17,10 @@ import jax
 from refs import _jax
 from refs._discharge.op_by_op import OpByOp
 from refs._handles.resharding import go_along
+from refs._inplace.flatten import without_rules
 from refs._inplace.in_place import in_place
 from refs._tracing.facts import can_fail
+from refs._tracing.form import form_of
 from refs._tracing.trace import PartlyKnown, ref_type
 from refs._tracing.weak_memo import WeakMemo
 from refs._transactions.signature import are_arrays, type_of
@@ -58,7 +61,10 @@ def run(fun: Callable[..., Any], refs: Sequence[RefLike], arrays: Sequence[Value
     If an error is raised, while it is traced or while it runs, no ref has changed.
     """
     # Closed over, not arguments: so a ref that `fun` closes over, too, is seen to be the same.
-    return _TracedCall(lambda _, arrays: fun(refs, arrays), [], arrays).run([], arrays)
+    traced_call = _TracedCall(lambda _, arrays: fun(refs, arrays), [], arrays)
+    if _jax.at_top_level():
+        traced_call.share()
+    return traced_call.run([], arrays)
 
 
 class _TracedCall:
@@ -77,16 +83,33 @@ class _TracedCall:
         self._t = t = Transaction.of(known, refs, arrays, lambda *given: (given, {}))
         # JAX compiles loops and branches in any case; each by itself wouldn't be in place. And the
         # failure of a callback that is run by itself would be found too late, or not at all.
-        is_compiled = (
+        self._is_compiled = (
             _holds_loops(t.traced.jaxpr)
             or can_fail(t.traced.jaxpr)
             or (comes_again and _jax.any_equation(t.traced.jaxpr, _is_compiled))
         )
         self._call = self._call_undonated = t.run
-        if is_compiled:
+        if self._is_compiled:
             self._call = jax.jit(in_place(t.run), donate_argnums=0)
             # Donates nothing: JAX, when it looks for NaNs, runs the program a second time.
             self._call_undonated = jax.jit(in_place(t.run))
+
+    def share(self) -> None:
+        """Lets the calls of equal programs share what is compiled.
+
+        The user's function, which runs in each call, mostly does the same. At the first of these
+        calls nothing is kept unless it is compiled: there may be no second one.
+        """
+        jaxpr = _jax.with_own_constants(self._t.traced.jaxpr)
+        t = Transaction(self._t.traced._replace(jaxpr=jaxpr), [])
+        try:
+            form = form_of(jaxpr), t.program.const_refs, _jax.trace_context()
+            shared = _shared(self._is_compiled, form)
+        except TypeError:
+            return
+        if self._is_compiled or shared.comes_again:
+            self._t, self._call = t, functools.partial(shared, t.run)
+        shared.comes_again = True
 
     @property
     def is_lasting(self) -> bool:
@@ -120,6 +143,37 @@ class _TracedCall:
         out = trace.call(t.traced.jaxpr, [*refs, *arrays])
         n = len(out) - len(t.new_origins)
         return t.result(out[:n], out[n:], refs)
+
+
+class _Shared:
+    """The pure program of transactions of one form, which holds no refs.
+
+    Where it isn't compiled as a whole, its calls of compiled functions find these again.
+    """
+
+    def __init__(self, is_compiled: bool):
+        self._is_compiled, self.comes_again = is_compiled, False
+        self._program: Callable[..., Any] | None = None
+
+    def __call__(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`run(*args, **kwargs)`, for a `Transaction.run` of this form."""
+        if self._program is None:
+            closed, out = jax.make_jaxpr(run, return_shape=True)(*args, **kwargs)
+            pure, tree = _jax.with_equations(closed, without_rules), jax.tree.structure(out)
+
+            def program(*args: Any, **kwargs: Any) -> Any:
+                leaves = jax.tree.leaves((args, kwargs))
+                return tree.unflatten(_jax.eval_jaxpr(pure, pure.consts, leaves))
+
+            compiled = jax.jit(in_place(program), donate_argnums=0)
+            self._program = compiled if self._is_compiled else program
+        return self._program(*args, **kwargs)
+
+
+@functools.lru_cache(maxsize=256)
+def _shared(is_compiled: bool, form: Hashable) -> _Shared:
+    """What transactions of a form share, which is all that their pure program depends on."""
+    return _Shared(is_compiled)
 
 
 def _traced_call(

@@ -100,3 +100,19 @@ def test_numbers_that_were_first_used_under_a_mesh_are_used_without_it():
         other[1233] = number
         assert float(other[1233, 0]) == number
     assert other.sharding.device_set == {DEVICES[1]}
+
+
+@has_several
+def test_operations_of_lanes_run_where_their_operands_lie():
+    a, b = (refs.new_ref(on(k, 0)) for k in (0, 1))
+    double = jax.jit(lambda x: 2 * x)
+
+    def lane(x, y):
+        a[...] += double(x)
+        b[...] += double(y)
+        return jax.device_put(x, DEVICES[1])
+
+    for k in range(1, 5):
+        assert refs.vmap(lane)(on(0, 1), on(1, 1)).devices() == {DEVICES[1]}
+        np.testing.assert_array_equal([a[...], b[...]], np.full((2, 3), 6 * k))
+    assert [r[...].devices() for r in (a, b)] == [{d} for d in DEVICES[:2]]

@@ -81,6 +81,7 @@ INTERNAL = {
     ("ways.py", "raise error"),  # JAX's own, which `devices.py` explains
     ("dispatch.py", "raise RefsDiffer"),
     ("op_by_op.py", "raise TouchedError(ref)"),
+    ("form.py", "raise NoForm"),
     ("by_jax.py", "raise TouchedError(x)"),
     ("vmap.py", "raise error from None"),  # JAX's own
     ("vmap.py", "raise refused"),  # JAX has refused it before.

@@ -135,7 +135,7 @@ def test_a_loop_over_what_is_shared_takes_it_as_an_operand(monkeypatch):
         return refs.fori_loop(0, 3, lambda k, x: x + table[k], x)
 
     same(refs.vmap(lane, in_axes=(0, None))(X, table), X + 3)
-    same(refs.vmap(lambda x: lane(x, table))(X), X + 3)
+    same(refs.vmap(lambda x: 2 * lane(x, table))(X), 2 * (X + 3))
     same(refs.grad(lane)(2.0, table), 1)
     assert given.count(table.shape) == 3
 
