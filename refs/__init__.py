@@ -1,5 +1,6 @@
 """Mutable arrays for JAX that really are updated in place."""
 
+from refs import _supported as _supported
 from refs import errors as errors
 from refs import export as export
 from refs import extend as extend

@@ -9,6 +9,7 @@ LAYERS = [
     ["_jax.arrays", "_jax.callbacks", "_jax.equations", "_jax.hijax", "_jax.linear"],
     ["_jax.parameters", "_jax.traces"],
     ["_jax"],
+    ["_supported"],
     ["_indexing", "_indexing.places", "_indexing.sharded", "_indexing.values"],
     ["_indexing.rows", "_indexing.syntax", "_indexing.updates"],
     ["_indexing.blocks"],

@@ -3,7 +3,8 @@
 Everything that `refs` takes from `jax._src` is imported in this folder under a plain name, and
 every difference between the oldest supported JAX (0.10.2) and the newest is decoded here, so that
 the rest of the library uses one vocabulary. `tests/jax/test_jax.py` checks each name and each
-decoded parameter, and says which one broke.
+decoded parameter, and says which one broke. All private names are imported at once: on a JAX that
+has lost one, importing `refs` fails (`refs/_supported.py`).
 """
 
 from refs._jax.arrays import *  # noqa: F403

@@ -1,0 +1,44 @@
+"""What a JAX is told that this library doesn't know."""
+
+import jax
+import pytest
+
+import refs
+from refs import _supported
+from tests.jax.test_jax import private_names
+from tests.processes import run_with
+
+LOST = """
+import importlib
+module = importlib.import_module({module!r})
+del module.{name}
+try:
+    import refs
+except ImportError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    "module, name",
+    [("jax._src.core", "get_referent"), ("jax._src.state.primitives", "addupdate_p")],
+)
+def test_a_name_that_jax_has_lost(module, name):
+    assert (module, name) in private_names()
+    said = run_with({}, "-c", LOST.format(module=module, name=name))
+    assert f"jax {jax.__version__} doesn't have" in said
+    assert name in said
+    assert f"pip install jax=={_supported.NEWEST_TESTED}" in said
+
+
+def test_a_newer_one_is_warned_of_once(monkeypatch):
+    monkeypatch.setattr(jax, "__version_info__", (99, 0, 0))
+    with pytest.warns(UserWarning, match="was tested with") as warned:
+        _supported.warn_of_newer()
+    assert len(warned) == 1
+
+
+def test_this_one_is_known():
+    """Once all tests pass on a newer JAX, it is the newest that was tested."""
+    assert jax.__version_info__[:3] <= tuple(map(int, _supported.NEWEST_TESTED.split(".")))
+    assert refs.__version__
