@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core
+from jax.core import AbstractValue
 
 from refs._jax.names import is_key, is_on_explicit_mesh
 from refs._types import Buffer, DType, Placement, Sharding, Value
@@ -110,7 +110,7 @@ def zeros(shape: tuple[int, ...], dtype: DType, sharding: Placement | None) -> j
 
 def is_in_host_memory(x: Value) -> bool:
     """Whether an array lies in the host's memory, as JAX's offloading has it."""
-    aval = x if isinstance(x, core.AbstractValue) else core.typeof(x)
+    aval = x if isinstance(x, AbstractValue) else jax.typeof(x)
     return getattr(aval, "memory_space", None) == jax.memory.Space.Host
 
 
@@ -131,4 +131,4 @@ def in_memory_of(x: Value, value: Value) -> Value:
 
 @functools.cache
 def _refs_are_committed() -> bool:
-    return core.new_ref(jax.numpy.zeros(()))._refs._buf.committed  # in the newest JAX
+    return jax.new_ref(jax.numpy.zeros(()))._refs._buf.committed  # in the newest JAX

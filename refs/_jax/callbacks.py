@@ -7,10 +7,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import callback, core, dispatch, ffi
-from jax._src.interpreters import ad, mlir
-from jax._src.state import discharge as _discharge
-from jax._src.state import types as _state_types
+
+# The effect of JAX's `io_callback`: JAX and XLA neither drop nor repeat a call that has it.
+from jax._src.callback import _IOEffect as io_effect
+from jax._src.dispatch import runtime_tokens
+from jax._src.state.discharge import register_discharge_rule
+from jax._src.state.types import ReadEffect, WriteEffect
+from jax.core import ShapedArray
+from jax.ffi import ffi_lowering
+from jax.interpreters import ad, mlir
 
 from refs._jax.calls import devices_outside_shard_map
 from refs._types import Aval, DType, Primitive, Value
@@ -19,9 +24,6 @@ __all__ = [
     "array_type", "callbacks_so_far", "finish", "finished", "io_effect", "read_and_write",
     "refuse_derivatives", "register_host_lowering", "register_native_discharge", "varying_over",
 ]  # fmt: skip
-
-# The effect of JAX's `io_callback`: JAX and XLA neither drop nor repeat a call that has it.
-io_effect = callback._IOEffect
 
 # The custom-call handlers that jaxlib registers: each gets views of XLA's own buffers.
 _TARGETS = {
@@ -33,7 +35,7 @@ _TARGETS = {
 
 def _tokens() -> tuple[dict[Any, Any], dict[Any, Any]]:
     """This thread's tokens, of its last program with callbacks on each device and of each order."""
-    return dispatch.runtime_tokens.output_runtime_tokens, dispatch.runtime_tokens.current_tokens
+    return runtime_tokens.output_runtime_tokens, runtime_tokens.current_tokens
 
 
 def callbacks_so_far() -> list[dict[Any, Any]]:
@@ -74,7 +76,7 @@ def finished(call: Callable[[], Any]) -> Any:
 
 def read_and_write(places: Iterable[int]) -> set[Any]:
     """The effects of an equation that reads and writes the operands at `places`, which are refs."""
-    kinds = (_state_types.ReadEffect, _state_types.WriteEffect)
+    kinds = (ReadEffect, WriteEffect)
     return {kind(k) for k in places for kind in kinds}
 
 
@@ -106,11 +108,11 @@ def register_native_discharge(primitive: Primitive, discharge: Callable[..., Any
         n = len(out) - len(out_avals)
         return [*out[:n], *[None] * (len(values) - n)], out[n:]
 
-    _discharge.register_discharge_rule(primitive)(rule)
+    register_discharge_rule(primitive)(rule)
 
 
 def array_type(shape: Sequence[int], dtype: DType) -> Aval:
-    return core.ShapedArray(tuple(shape), np.dtype(dtype))
+    return ShapedArray(tuple(shape), np.dtype(dtype))
 
 
 def refuse_derivatives(primitive: Primitive, refuse: Callable[..., Any]) -> None:
@@ -152,7 +154,7 @@ def register_host_lowering(
         ctx.module_context.add_host_callback(handler)
         # On CPU, where there is only one layout, none is given: with those that JAX would ask for,
         # XLA copies what the device has written before the call.
-        rule = ffi.ffi_lowering(
+        rule = ffi_lowering(
             _TARGETS[platform],
             has_side_effect=True,
             operand_output_aliases={k: k for k in range(n_aliased)},

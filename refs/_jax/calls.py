@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jax._src import sharding_impls
-from jax._src.interpreters import batching, mlir
-from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.interpreters.batching import batch_jaxpr_axes, zero_if_mapped
+from jax._src.interpreters.partial_eval import convert_constvars_jaxpr, lower_jaxpr2
+from jax.interpreters import batching, mlir
 
 from refs._types import ClosedJaxpr, Jaxpr, Primitive, Value
 
@@ -23,8 +23,8 @@ def register_call_batching(primitive: Primitive) -> None:
     """Registers batching of a primitive that calls its `jaxpr`: the jaxpr is batched."""
 
     def batch(axis_data: Any, args: Any, axes: Any, *, jaxpr: ClosedJaxpr) -> Any:
-        batched, is_batched = batching.batch_jaxpr_axes(
-            jaxpr, axis_data, axes, [batching.zero_if_mapped] * len(jaxpr.out_avals)
+        batched, is_batched = batch_jaxpr_axes(
+            jaxpr, axis_data, axes, [zero_if_mapped] * len(jaxpr.out_avals)
         )
         out = primitive.bind(*batched.consts, *args, jaxpr=without_constants(batched))
         return out, [0 if b else None for b in is_batched]
@@ -35,7 +35,7 @@ def register_call_batching(primitive: Primitive) -> None:
 def devices_outside_shard_map(ctx: Any) -> int:
     """The number of devices that XLA spreads an operation over; 1 where `shard_map` does it."""
     context = ctx.module_context.axis_context
-    if isinstance(context, sharding_impls.SPMDAxisContext):
+    if isinstance(context, mlir.SPMDAxisContext):
         mesh = context.mesh
         free = [n for name, n in mesh.shape.items() if name not in context.manual_axes]
         return int(np.prod(free, dtype=int))
@@ -63,7 +63,7 @@ def register_call_to_lojax(primitive: Primitive) -> None:
     """Registers how JAX lowers the "hi" primitives and types in the `jaxpr` of a primitive."""
 
     def to_lojax(*args: Any, jaxpr: ClosedJaxpr) -> list[Value]:
-        lowered = _partial_eval.lower_jaxpr2(jaxpr)
+        lowered = lower_jaxpr2(jaxpr)
         low_args = [
             x for aval, arg in zip(jaxpr.in_avals, args, strict=True) for x in aval.lower_val(arg)
         ]
@@ -83,4 +83,4 @@ def with_inputs(closed: ClosedJaxpr, inputs: Sequence[Any]) -> ClosedJaxpr:
 
 def without_constants(closed: ClosedJaxpr) -> ClosedJaxpr:
     """A closed jaxpr with its constants as its first inputs."""
-    return closed.replace(jaxpr=_partial_eval.convert_constvars_jaxpr(closed.jaxpr), consts=())
+    return closed.replace(jaxpr=convert_constvars_jaxpr(closed.jaxpr), consts=())

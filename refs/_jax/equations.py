@@ -11,13 +11,24 @@ from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
-from jax._src import api as _api
-from jax._src import api_util, core, hijax, source_info_util
-from jax._src.interpreters import partial_eval as _partial_eval
-from jax._src.lax import lax as _lax
-from jax._src.lib import _jax as _jaxlib
+from jax._src import hijax
 
-from refs._jax.names import varying_axes
+# A compiled program has given a NaN or an infinity, and JAX looks for them. Only the functions that
+# `jax.jit` returns catch it.
+from jax._src.api_util import InternalFloatingPointError as NaNFound
+from jax._src.core import NamedAxisEffect
+from jax._src.interpreters.partial_eval import convert_constvars_jaxpr
+from jax._src.lax.lax import _convert_element_type
+
+# The cotangent 1 of a differentiated scalar, sharded as the scalar's cotangents are.
+from jax._src.lax.lax import _one_vjp as one_vjp
+from jax._src.lib import _jax as _jaxlib
+from jax._src.source_info_util import _source_info_context, user_frame
+from jax.core import eval_jaxpr as _eval_jaxpr
+from jax.extend import source_info_util
+from jax.extend.core import Literal, Var
+
+from refs._jax.names import varying_like
 from refs._jax.primitives import shard_map_p
 from refs._types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 
@@ -32,10 +43,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-# A compiled program has given a NaN or an infinity, and JAX looks for them. Only the functions that
-# `jax.jit` returns catch it.
-NaNFound = api_util.InternalFloatingPointError
-
 _HiPrimitive: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimitive", ())
 
 
@@ -43,7 +50,7 @@ def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
     """A closed jaxpr. Constant variables of an open one become inputs, as on the newest JAX."""
     if not isinstance(jaxpr, ClosedJaxpr):  # pragma: no cover, JAX before 0.12 has open ones
         if jaxpr.constvars:
-            jaxpr = _partial_eval.convert_constvars_jaxpr(jaxpr)
+            jaxpr = convert_constvars_jaxpr(jaxpr)
         closed: Any = ClosedJaxpr  # Its signature differs between versions.
         return closed(jaxpr, ())
     return jaxpr
@@ -110,7 +117,7 @@ def raise_about_nan(error: Any, jaxprs: Sequence[ClosedJaxpr], args: Sequence[Va
         jaxpr = closed.jaxpr
         values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *args), strict=True))
         for eqn in jaxpr.eqns:
-            given = [x.val if isinstance(x, core.Literal) else values[x] for x in eqn.invars]
+            given = [x.val if isinstance(x, Literal) else values[x] for x in eqn.invars]
             with source_of(eqn), eqn.ctx.manager:
                 values.update(zip(eqn.outvars, bind_eqn(eqn, given), strict=True))
     raise FloatingPointError(f"invalid value ({error.ty}) encountered in {error.name}") from None
@@ -133,7 +140,7 @@ def bind(primitive: Primitive, args: Sequence[Value], params: dict[str, Any]) ->
 def eval_jaxpr(closed: ClosedJaxpr, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
     """Evaluates a jaxpr as it is, with `consts` in place of its own constants."""
     try:
-        return core.eval_jaxpr(closed.jaxpr, consts, *args)
+        return _eval_jaxpr(closed.jaxpr, consts, *args)
     except NaNFound as error:
         raise_about_nan(error, [closed.replace(consts=[*consts])], args)
 
@@ -150,7 +157,7 @@ def at_its_own_lines() -> Iterator[None]:
 
     Otherwise they get that of the equation that JAX differentiates or transposes by the rule.
     """
-    current = source_info_util._source_info_context
+    current = _source_info_context
     before = current.context
     current.context = source_info_util.SourceInfo(None, before.name_stack)
     try:
@@ -161,7 +168,7 @@ def at_its_own_lines() -> Iterator[None]:
 
 def user_line(eqn: Eqn, otherwise: str = "an unknown line") -> str:
     """`file.py:12` of the user's code that made the equation."""
-    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    frame = user_frame(eqn.source_info.traceback)
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else otherwise
 
 
@@ -178,7 +185,7 @@ def captured(traced: Any) -> Sequence[Value]:
 
 def has_side_effects(eqn: Eqn) -> bool:
     """Whether evaluating an equation once more would be noticed. The use of an axis isn't."""
-    return any(not isinstance(e, core.NamedAxisEffect) for e in eqn.effects)
+    return any(not isinstance(e, NamedAxisEffect) for e in eqn.effects)
 
 
 def once_per_jaxpr(fun: Callable[[Jaxpr], T]) -> Callable[[Jaxpr], T]:
@@ -258,20 +265,13 @@ def strong(x: Value) -> jax.Array:
 
 def typed_like(x: Value, example: Value) -> Value:
     """`x` in the dtype of `example`, weakly typed if `example` is."""
-    kind: Any = core.typeof(example)
-    return _lax._convert_element_type(x, kind.dtype, getattr(kind, "weak_type", False))
-
-
-def one_vjp(value: Value) -> Value:
-    """The cotangent 1 of a differentiated scalar, sharded as the scalar's cotangents are."""
-    return _lax._one_vjp(value)
+    kind: Any = jax.typeof(example)
+    return _convert_element_type(x, kind.dtype, getattr(kind, "weak_type", False))
 
 
 def vary_as(x: Value, example: Value) -> Value:
     """`x`, varying over all devices of a `shard_map` that `example` varies over, too."""
-    if varying_axes(example) <= varying_axes(x):
-        return x
-    return _api._insert_pvary(x, example)
+    return varying_like(example, x)
 
 
 def before_python(compiled: Any, before: Callable[[], Any]) -> Any:
@@ -306,7 +306,7 @@ def forget_fast_path(compiled: Any) -> None:
 
 def new_var(aval: Aval) -> Atom:
     """A new variable, for a jaxpr that is built by hand."""
-    return core.Var(aval)
+    return Var(aval)
 
 
 def called_by(eqn: Eqn, call: Eqn, name: str) -> Eqn:

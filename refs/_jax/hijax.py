@@ -9,8 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import ad_checkpoint, config, core, hijax
-from jax._src.interpreters import batching
+from jax._src import ad_checkpoint, config
+from jax._src.hijax import MappingSpec as MappingSpec
+from jax._src.hijax import call_hi_primitive_p as call_hi_primitive_p
+from jax._src.interpreters.batching import is_vmappable as is_vmappable
+from jax._src.interpreters.batching import spec_types
 from jax._src.lax.control_flow import solves
 
 from refs._jax.names import is_ref_type
@@ -20,9 +23,6 @@ __all__ = [
     "MappingSpec", "call_hi_primitive_p", "has_its_own_axes", "hi_function", "is_axis",
     "is_of_hi_type", "is_vmappable", "without_hi_primitives",
 ]  # fmt: skip
-
-MappingSpec = hijax.MappingSpec
-call_hi_primitive_p = hijax.call_hi_primitive_p
 
 # The newest JAX makes a hi primitive of `custom_root`, and of `checkpoint` if configured so.
 _CHECKPOINT: Any = getattr(ad_checkpoint, "RematTraced", ())
@@ -70,7 +70,7 @@ def _root_rule(prim: Any, call: Callable[..., Any]) -> Callable[[PyTree, PyTree]
         def residual(values: list[Value]) -> Any:
             consts = [*given]
             for k, value in zip(smooth, values, strict=True):
-                consts[k] = core.new_ref(value) if _is_ref(given[k]) else value
+                consts[k] = jax.new_ref(value) if _is_ref(given[k]) else value
             return prim.f(jax.tree.unflatten(tree, consts), root)
 
         values, rates = ([_value(xs[k]) for k in smooth] for xs in (given, rates))
@@ -82,7 +82,7 @@ def _root_rule(prim: Any, call: Callable[..., Any]) -> Callable[[PyTree, PyTree]
 
 
 def _is_ref(x: Value) -> bool:
-    return is_ref_type(core.typeof(x))
+    return is_ref_type(jax.typeof(x))
 
 
 def _value(x: Value) -> Value:
@@ -102,17 +102,12 @@ def without_hi_primitives() -> Iterator[None]:
 
 def is_of_hi_type(x: Value) -> bool:
     """Whether `x` has a type of the user's, without shape and dtype."""
-    return core.typeof(x).is_high and not _is_ref(x)
-
-
-def is_vmappable(x: Value) -> bool:
-    """Whether `x` is of a type that defines how JAX maps it."""
-    return batching.is_vmappable(x)
+    return jax.typeof(x).is_high and not _is_ref(x)
 
 
 def is_axis(x: Value) -> bool:
     """Whether `jax.vmap` takes `x` for an axis: an integer, or the spec of a user's type."""
-    return type(x) is int or type(x) in batching.spec_types or isinstance(x, MappingSpec)
+    return type(x) is int or type(x) in spec_types or isinstance(x, MappingSpec)
 
 
 def has_its_own_axes(x: Value) -> bool:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import core, dispatch
-from jax._src.interpreters import ad, batching, mlir
+from jax._src.core import no_axis_name
+from jax._src.dispatch import apply_primitive
+from jax.interpreters import ad, batching, mlir
 
 from refs._types import Primitive, Value
 
@@ -53,7 +54,7 @@ def register_linear_map(primitive: Primitive) -> None:
         if all(axis is None for axis in axes):
             out = primitive.bind(*operands, linear=linear)
             return out, [None] * len(out)
-        name = None if axis_data.name is core.no_axis_name else axis_data.name
+        name = None if axis_data.name is no_axis_name else axis_data.name
         new = linear.batched(axis_data.size, name, axes, operands)
         out = primitive.bind(*operands, linear=new)
         return out, [0] * len(out)
@@ -93,7 +94,7 @@ def register_opaque(
     It is `run(*operands, **params)`; its derivative is that of `derived`, which computes the same.
     `batched` is as in `register_inlined`.
     """
-    primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
+    primitive.def_impl(functools.partial(apply_primitive, primitive))
     mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
 
     def jvp(primals: Sequence[Value], tangents: Sequence[Any], **params: Any) -> Any:

@@ -9,26 +9,25 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import jax
-from jax._src import (
-    ad_util,
-    api_util,
-    buffer_callback,
-    callback,
-    config,
-    core,
-    debugging,
-    source_info_util,
-    util,
-)
+from jax._src.ad_util import aval_zeros_likers
+from jax._src.api_util import fun_sourceinfo as source_line
 from jax._src.array import ArrayImpl as ArrayImpl
+from jax._src.config import disable_jit
+from jax._src.config import trace_context as trace_context
+from jax._src.core import (
+    aval_mapping_handlers,
+    get_referent,
+    pytype_aval_mappings,
+    shard_aval_handlers,
+    trace_ctx,
+    unshard_aval_handlers,
+)
+from jax._src.core import eval_trace as eval_trace
+from jax._src.core import trace_state_strong_ref as trace_state
 from jax._src.indexing import Slice as Slice
-from jax._src.interpreters import batching, mlir
-from jax._src.interpreters import partial_eval as _partial_eval
-from jax._src.interpreters import pxla as _pxla
-from jax._src.random import prng
-from jax._src.state import primitives as _state
+from jax._src.interpreters.pxla import global_result_handlers, shard_arg_handlers, shard_args
+from jax._src.random.prng import KeyTy, PRNGKeyArray
 from jax._src.state.indexing import NDIndexer as NDIndexer
-from jax._src.state.types import AbstractRef as AbstractRef
 from jax._src.state.types import AccumEffect as AccumEffect
 from jax._src.state.types import BitcastTransform as BitcastTransform
 from jax._src.state.types import ReadEffect as ReadEffect
@@ -37,6 +36,20 @@ from jax._src.state.types import ReshapeTransform as ReshapeTransform
 from jax._src.state.types import TransposeTransform as TransposeTransform
 from jax._src.state.types import WriteEffect as WriteEffect
 from jax._src.state.utils import bitcast as bitcast
+from jax._src.util import fun_name as fun_name
+from jax.core import AbstractValue
+from jax.core import Tracer as Tracer
+from jax.experimental import buffer_callback
+from jax.experimental.hijax import aval_method as aval_method
+from jax.experimental.hijax import aval_property as aval_property
+from jax.extend import source_info_util
+from jax.extend.core import Literal as Literal
+from jax.extend.core import Var
+from jax.extend.core import mapped_aval as mapped_aval
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as _partial_eval
+from jax.ref import AbstractRef as AbstractRef
+from jax.ref import Ref as NativeRef
 
 from refs._jax.primitives import passing_primitives
 from refs._types import (
@@ -65,38 +78,25 @@ __all__ = [
     "wrap_keys", "zeros_like_aval",
 ]  # fmt: skip
 
-# ---------------------------------------------------------------------------------------------
-# Types, tracers and traces
-
-Literal = core.Literal
-Tracer = core.Tracer
-NativeRef = core.Ref
-aval_method = core.aval_method
-aval_property = core.aval_property
-typeof = core.typeof
-zeros_like_aval = ad_util.zeros_like_aval
-shaped_abstractify = core.shaped_abstractify
-mapped_aval = core.mapped_aval
-new_ref = core.new_ref
+typeof = jax.typeof
+zeros_like_aval = ad.zeros_like_aval
+shaped_abstractify = jax.api_util.shaped_abstractify
+new_ref = jax.new_ref
 can_pin = "pin" in inspect.signature(new_ref).parameters
-freeze = core.freeze
-free_ref = core.free_ref
-fun_name = util.fun_name
-source_line = api_util.fun_sourceinfo
+freeze = jax.freeze
+free_ref = jax.free_ref
 
 
 def at_top_level() -> bool:
-    """Whether nothing is being traced, so that operations run at once."""
-    return core.trace_ctx.is_top_level()
+    """Whether nothing is being traced, so that operations run at once.
 
-
-# `trace_state.value is eval_trace` is the same test in a tenth of the time; each call needs it.
-trace_state = core.trace_state_strong_ref
-eval_trace = core.eval_trace
+    `trace_state.value is eval_trace` is the same test in a tenth of the time; each call needs it.
+    """
+    return trace_ctx.is_top_level()
 
 
 def current_trace() -> Any:
-    return core.trace_ctx.trace
+    return trace_ctx.trace
 
 
 def name_arguments(
@@ -116,7 +116,7 @@ def name_arguments(
         return {}
     if any(getattr(t, "_trace", None) is not trace for t in tracers):
         return {}  # Nothing is traced for the wrapper: it calls the function as it is.
-    theirs = api_util.debug_info(frame.debug_info.traced_for, fun, args, kwargs)
+    theirs = jax.api_util.debug_info(frame.debug_info.traced_for, fun, args, kwargs)
     leaves, names = jax.tree.leaves((args, kwargs)), theirs.arg_names or ()
     name_of = {id(x): name for x, name in zip(leaves, names, strict=False)}
     frame.debug_info = frame.debug_info._replace(
@@ -153,22 +153,17 @@ def set_native_buffer(ref: RefLike, buffer: Buffer) -> None:
 
 
 def is_jit_disabled() -> bool:
-    return bool(config.disable_jit.value)
+    return bool(disable_jit.value)
 
 
-debug_nans = config.debug_nans
-debug_infs = config.debug_infs
-
-
-def trace_context() -> tuple[Any, ...]:
-    """The settings that a trace depends on besides its arguments: x64, precision, the mesh …"""
-    return config.trace_context()
+debug_nans = jax.debug_nans
+debug_infs = jax.debug_infs
 
 
 def context_in_jit() -> list[Any]:
     """`trace_context`, without the mesh that JAX's jit itself sets when it traces."""
     meshes = (jax.sharding.AbstractMesh, jax.sharding.Mesh)
-    context = [x for x in config.trace_context() if not isinstance(x, meshes)]
+    context = [x for x in trace_context() if not isinstance(x, meshes)]
     # A module that is imported meanwhile, such as Pallas' interpreter, adds settings at the end.
     while context and context[-1] in (None, False):
         context.pop()
@@ -185,7 +180,7 @@ class TypeInJit(NamedTuple):
 
 def type_in_jit(x: Value) -> TypeInJit | Aval:
     """The type of an argument of JAX's jit, with the sharding if that is part of the type."""
-    aval: Aval = core.shaped_abstractify(x)
+    aval: Aval = shaped_abstractify(x)
     # A type of the user's; or that of a ref, in the place of an array: it has a shape and a dtype.
     if aval.is_high or is_ref_type(aval):
         return aval
@@ -204,16 +199,20 @@ def is_callback_frame(frame: FrameType) -> bool:
     return code.co_name.endswith(_CALLBACKS.get(code.co_filename, ()))
 
 
+def _file_of(fun: Callable[..., Any]) -> str:
+    return inspect.unwrap(fun).__code__.co_filename
+
+
 # The functions that call users' functions: how their names end, by file.
 _CALLBACKS = {
-    callback.__file__: ("_callback_impl",),
-    debugging.__file__: ("_callback_impl",),
-    buffer_callback.__file__: ("wrapped_callback",),
+    _file_of(jax.pure_callback): ("_callback_impl",),
+    _file_of(jax.debug.callback): ("_callback_impl",),
+    _file_of(buffer_callback.buffer_callback): ("wrapped_callback",),
 }
 
 
 def is_key(dtype: DType) -> bool:
-    return isinstance(dtype, prng.KeyTy)
+    return isinstance(dtype, KeyTy)
 
 
 def unwrap_keys(x: Value) -> Value:
@@ -223,18 +222,18 @@ def unwrap_keys(x: Value) -> Value:
     """
     if not is_key(getattr(x, "dtype", None)):
         return x
-    return x._base_array if isinstance(x, prng.PRNGKeyArray) else prng.random_unwrap(x)
+    return x._base_array if isinstance(x, PRNGKeyArray) else jax.random.key_data(x)
 
 
 def wrap_keys(x: Value, dtype: DType) -> Value:
     """The inverse of `unwrap_keys`."""
-    return prng.random_wrap(x, impl=dtype._impl) if is_key(dtype) else x
+    return jax.random.wrap_key_data(x, impl=dtype._impl) if is_key(dtype) else x
 
 
 def var_of(tracer: Tracer) -> Atom | None:
     """The variable or literal of a jaxpr that a tracer of its trace stands for, or None."""
     var = getattr(tracer, "val", None)
-    return var if isinstance(var, core.Var | Literal) else None
+    return var if isinstance(var, Var | Literal) else None
 
 
 def passed_on(ref: RefLike) -> RefLike:
@@ -243,19 +242,19 @@ def passed_on(ref: RefLike) -> RefLike:
         eqn.primitive in passing_primitives
     ):
         # A handle that is closed over is a constant of the trace.
-        ref = core.get_referent(eqn.in_tracers[0])
+        ref = get_referent(eqn.in_tracers[0])
     return ref
 
 
 def retype(ref: RefLike, wrap: Callable[[Aval], Aval]) -> RefLike:
     """Gives a ref that JAX made in a trace this library's ref type: `wrap` of its present type."""
-    if not isinstance(ref, core.Tracer):
+    if not isinstance(ref, Tracer):
         ref._aval = wrap(ref._aval)
         return ref
     if isinstance(ref, _partial_eval.DynamicJaxprTracer):
         ref.val.aval = wrap(ref.aval)
     for name in ("primal", "val"):  # Tracers of differentiation and of batching wrap a ref.
-        if isinstance(inner := getattr(ref, name, None), core.Ref):
+        if isinstance(inner := getattr(ref, name, None), NativeRef):
             retype(inner, wrap)
     ref.aval = wrap(ref.aval)
     return ref
@@ -263,14 +262,13 @@ def retype(ref: RefLike, wrap: Callable[[Aval], Aval]) -> RefLike:
 
 def varying_like(ref: RefLike, value: Value) -> Value:
     """`value`, varying over the devices of a `shard_map` as the ref that it is written to does."""
-    # The oldest JAX does this itself when it must.
-    cast = getattr(_state, "_insert_pvary_for_write", None)
-    return value if cast is None else cast(ref, value)
+    missing = tuple(varying_axes(ref) - varying_axes(value))
+    return jax.lax.pcast(value, missing, to="varying") if missing else value
 
 
 def varying_axes(x: Value) -> frozenset[Any]:
     """The axes of a `shard_map` that a value, a ref's contents or a type varies over."""
-    aval = x if isinstance(x, core.AbstractValue) else typeof(x)
+    aval = x if isinstance(x, AbstractValue) else typeof(x)
     mat = getattr(getattr(aval, "inner_aval", aval), "mat", None)
     return mat.varying if mat is not None else frozenset()
 
@@ -293,7 +291,7 @@ def has_explicit_sharding(aval: Aval) -> bool:
 
 def is_on_explicit_mesh(x: Value) -> bool:
     """Whether the type of an array, or of a ref's contents, names a mesh with explicit axes."""
-    aval = x if isinstance(x, core.AbstractValue) else typeof(x)
+    aval = x if isinstance(x, AbstractValue) else typeof(x)
     sharding = getattr(getattr(aval, "inner_aval", aval), "sharding", None)
     return sharding is not None and jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
 
@@ -315,11 +313,11 @@ def register_ref_type(ref_type: type, wrap: Callable[[Aval, Aval], Aval]) -> Non
 
         return handle
 
-    map_ref, unmap_ref = core.aval_mapping_handlers[AbstractRef]
-    core.aval_mapping_handlers[ref_type] = (wrapping(map_ref), wrapping(unmap_ref))
-    core.shard_aval_handlers[ref_type] = wrapping(core.shard_aval_handlers[AbstractRef])
-    core.unshard_aval_handlers[ref_type] = core.unshard_aval_handlers[AbstractRef]
-    ad_util.aval_zeros_likers[ref_type] = ad_util.aval_zeros_likers[AbstractRef]
+    map_ref, unmap_ref = aval_mapping_handlers[AbstractRef]
+    aval_mapping_handlers[ref_type] = (wrapping(map_ref), wrapping(unmap_ref))
+    shard_aval_handlers[ref_type] = wrapping(shard_aval_handlers[AbstractRef])
+    unshard_aval_handlers[ref_type] = unshard_aval_handlers[AbstractRef]
+    aval_zeros_likers[ref_type] = aval_zeros_likers[AbstractRef]
 
 
 def register_handle(handle: type, buffers_of: Callable[[Sequence[Any]], list[Any]]) -> None:
@@ -328,19 +326,19 @@ def register_handle(handle: type, buffers_of: Callable[[Sequence[Any]], list[Any
     def shard_handles(
         handles: Sequence[Any], shardings: Any, layouts: Any, copy_semantics: Any
     ) -> Any:
-        return _pxla.shard_args(shardings, layouts, copy_semantics, buffers_of(handles))
+        return shard_args(shardings, layouts, copy_semantics, buffers_of(handles))
 
-    _pxla.shard_arg_handlers[handle] = shard_handles
+    shard_arg_handlers[handle] = shard_handles
 
 
 def refuse_placement(ref_type: type, refuse: Callable[[Aval], Any]) -> None:
     """Makes JAX call `refuse(type)`, which raises, where it would place a handle on a device."""
-    _pxla.global_result_handlers[ref_type] = lambda aval, *_: refuse(aval)
+    global_result_handlers[ref_type] = lambda aval, *_: refuse(aval)
 
 
 def register_type_of(kind: type, aval_of: Callable[[Any], Aval]) -> None:
     """Makes `jax.typeof(x)` return `aval_of(x)` for objects of the class `kind`."""
-    core.pytype_aval_mappings[kind] = aval_of
+    pytype_aval_mappings[kind] = aval_of
 
 
 @jax.tree_util.register_pytree_node_class

@@ -11,8 +11,11 @@ import jax
 import jax.numpy as jnp
 import jaxlib
 import numpy as np
-from jax._src import ad_util, core, custom_batching, sharding_impls
-from jax._src import linear_util as lu
+from jax._src.custom_batching import call_rule, check_vmap_rule_trees
+from jax._src.sharding_impls import UNSPECIFIED
+from jax.custom_derivatives import SymbolicZero
+from jax.extend import linear_util as lu
+from jax.interpreters.ad import Zero
 
 from refs._jax.calls import without_constants
 from refs._jax.equations import as_closed, at_its_own_lines, new_var
@@ -95,7 +98,7 @@ def with_own_constants(closed: ClosedJaxpr) -> ClosedJaxpr:
 _OF_INPUTS = {
     "donated_invars": False,
     "in_layouts": None,
-    "in_shardings": sharding_impls.UNSPECIFIED,
+    "in_shardings": UNSPECIFIED,
 }
 
 
@@ -246,7 +249,7 @@ def vmap_rule(params: dict[str, Any]) -> Callable[..., tuple[list[Value], list[b
     """
 
     def rule(size: int, is_batched: Sequence[bool], args: Sequence[Value]) -> Any:
-        out, out_batched = custom_batching.call_rule(
+        out, out_batched = call_rule(
             params["rule"],
             size,
             jax.tree.unflatten(params["in_tree"], is_batched),
@@ -254,9 +257,7 @@ def vmap_rule(params: dict[str, Any]) -> Callable[..., tuple[list[Value], list[b
         )
         leaves, tree = jax.tree.flatten(out)
         flags, tree_of_flags = jax.tree.flatten(out_batched)
-        custom_batching.check_vmap_rule_trees(
-            params["rule"], params["out_tree"], tree, tree_of_flags
-        )
+        check_vmap_rule_trees(params["rule"], params["out_tree"], tree, tree_of_flags)
         return leaves, flags
 
     return rule
@@ -272,17 +273,17 @@ xla_merges_slices = not xla_copies_less
 
 
 def is_symbolic_zero(x: Value) -> bool:
-    return isinstance(x, ad_util.Zero | ad_util.SymbolicZero)
+    return isinstance(x, Zero | SymbolicZero)
 
 
 def tangent_type(x: Value) -> Aval:
     """The type of the tangents of a value."""
-    return core.typeof(x).to_tangent_aval()
+    return jax.typeof(x).to_tangent_aval()
 
 
 def symbolic_zero(aval: Aval) -> Any:
     """A symbolic zero of a type."""
-    return ad_util.Zero(aval)
+    return Zero(aval)
 
 
 def zero_tangent(x: Value) -> Value:

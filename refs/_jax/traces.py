@@ -7,8 +7,24 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax._src import api, config, core, linear_util, source_info_util
-from jax._src.interpreters import ad, partial_eval
+from jax._src.api import _post_hook_state
+from jax._src.config import disable_jit
+from jax._src.core import (
+    add_explicit_mesh_axis_names,
+    add_spmd_axis_names,
+    eval_trace,
+    pytype_aval_mappings,
+    trace_ctx,
+    trace_state_strong_ref,
+)
+from jax._src.interpreters.ad import LinearizeTrace
+from jax._src.interpreters.partial_eval import DynamicJaxprTrace
+from jax._src.linear_util import wrap_init
+from jax.core import Trace as Trace
+from jax.extend import linear_util, source_info_util
+from jax.extend.core import DebugInfo, Jaxpr, new_jaxpr_eqn
+from jax.extend.core import set_current_trace as set_current_trace
+from jax.interpreters.ad import JVPTrace
 
 from refs._jax.equations import as_closed, new_var, with_equations
 from refs._types import Aval, ClosedJaxpr, Primitive, Value
@@ -19,23 +35,18 @@ __all__ = [
     "runs_compiled", "set_current_trace", "settle_result_tree", "trace_functions",
 ]  # fmt: skip
 
-Trace = core.Trace
-
 
 def register_tracer(kind: type) -> None:
     """Registers a tracer class, for where JAX looks up a value's type by the class alone."""
-    core.pytype_aval_mappings[kind] = lambda tracer: tracer.aval
-
-
-set_current_trace = core.set_current_trace
+    pytype_aval_mappings[kind] = lambda tracer: tracer.aval
 
 
 @contextmanager
 def lane_axes(spmd_axis_name: Any, mesh_axes: Any) -> Iterator[None]:
     """Meanwhile one lane is traced: tells JAX the mesh axes of the lanes, as `jax.vmap` does."""
     with (
-        core.add_spmd_axis_names(_as_names(spmd_axis_name)),
-        core.add_explicit_mesh_axis_names(_as_names(mesh_axes)),
+        add_spmd_axis_names(_as_names(spmd_axis_name)),
+        add_explicit_mesh_axis_names(_as_names(mesh_axes)),
     ):
         yield
 
@@ -46,12 +57,12 @@ def _as_names(names: Any) -> Any:
 
 def is_staging() -> bool:
     """Whether operations are only recorded in a jaxpr now, so that their results have no values."""
-    return is_staging_trace(core.trace_ctx.trace)
+    return is_staging_trace(trace_ctx.trace)
 
 
 def is_staging_trace(trace: Any) -> bool:
     """Whether a trace of JAX's records a jaxpr."""
-    return isinstance(trace, partial_eval.DynamicJaxprTrace)
+    return isinstance(trace, DynamicJaxprTrace)
 
 
 def new_input(trace: Any, aval: Aval, name: str) -> Value:
@@ -67,12 +78,12 @@ def new_input(trace: Any, aval: Aval, name: str) -> Value:
 
 def is_differentiating() -> bool:
     """Whether JAX differentiates each operation now, forwards, as it is called."""
-    return isinstance(core.trace_ctx.trace, ad.JVPTrace | ad.LinearizeTrace)
+    return isinstance(trace_ctx.trace, JVPTrace | LinearizeTrace)
 
 
 def looks_for_nans() -> bool:
     """Whether JAX is configured to rerun a program op by op if it gives a NaN or an infinity."""
-    return config.debug_nans.value or config.debug_infs.value
+    return jax.debug_nans.value or jax.debug_infs.value
 
 
 @contextmanager
@@ -85,7 +96,7 @@ def not_looking_for_nans() -> Iterator[None]:
     if not looks_for_nans():
         yield
         return
-    settings = (config.debug_nans, False), (config.debug_infs, False), (api._post_hook_state, None)
+    settings = (jax.debug_nans, False), (jax.debug_infs, False), (_post_hook_state, None)
     before = [(state, state.swap_local(value)) for state, value in settings]
     try:
         yield
@@ -97,8 +108,8 @@ def not_looking_for_nans() -> Iterator[None]:
 def runs_compiled() -> bool:
     """Whether operations run at once, each as the program that it was compiled to."""
     # One function, and not one for each question, as each eager write asks all of them.
-    return core.trace_state_strong_ref.value is core.eval_trace and not (
-        config.disable_jit.value or config.debug_nans.value or config.debug_infs.value
+    return trace_state_strong_ref.value is eval_trace and not (
+        disable_jit.value or jax.debug_nans.value or jax.debug_infs.value
     )
 
 
@@ -108,9 +119,9 @@ def as_jaxpr(primitive: Primitive, avals: Sequence[Aval], params: dict[str, Any]
     invars = [*map(new_var, avals)]
     outvars = [*map(new_var, out if primitive.multiple_results else [out])]
     source = source_info_util.current()
-    eqn = core.new_jaxpr_eqn(invars, outvars, primitive, params, effects, source)
-    info = core.DebugInfo("refs", primitive.name, None, None)
-    return as_closed(core.Jaxpr((), invars, outvars, [eqn], effects, info))
+    eqn = new_jaxpr_eqn(invars, outvars, primitive, params, effects, source)
+    info = DebugInfo("refs", primitive.name, None, None)
+    return as_closed(Jaxpr((), invars, outvars, [eqn], effects, info))
 
 
 def trace_functions(
@@ -149,7 +160,7 @@ def _leaves(given: Any) -> Sequence[Any]:
 def rewrap(fun: linear_util.WrappedFun | Callable[..., Any], run: Callable[..., Any]) -> Any:
     """`run` in the form in which JAX passes `fun` on: wrapped, if `fun` is."""
     if isinstance(fun, linear_util.WrappedFun):
-        return linear_util.wrap_init(run, debug_info=fun.debug_info)
+        return wrap_init(run, debug_info=fun.debug_info)
     return run
 
 

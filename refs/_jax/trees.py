@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 from jax._src import api as _api
-from jax._src import tree_util
+from jax._src.api import NotNeeded as NotNeeded
+from jax._src.tree_util import broadcast_flattened_prefix_with_treedef, none_leaf_registry
 
 from refs._types import PyTree, PyTreeDef
 
@@ -18,9 +20,8 @@ class _NotSaveable:
     """Stands for a residual that isn't saved. It is an empty pytree, as JAX's own is."""
 
 
-NotNeeded = _api.NotNeeded
 NotSaveable = getattr(_api, "NotSaveable", _NotSaveable)
-tree_util.register_pytree_node(_NotSaveable, lambda x: ((), None), lambda _, __: _NotSaveable())
+jax.tree_util.register_pytree_node(_NotSaveable, lambda x: ((), None), lambda _, __: _NotSaveable())
 
 
 def broadcast_prefix(prefix: PyTree, tree: PyTreeDef) -> list[Any]:
@@ -31,5 +32,5 @@ def broadcast_prefix(prefix: PyTree, tree: PyTreeDef) -> list[Any]:
     Raises:
       ValueError: if `prefix` is not a prefix of the structure.
     """
-    items, structure = tree_util.none_leaf_registry.flatten(prefix)
-    return tree_util.broadcast_flattened_prefix_with_treedef(items, structure, tree)
+    items, structure = none_leaf_registry.flatten(prefix)
+    return broadcast_flattened_prefix_with_treedef(items, structure, tree)

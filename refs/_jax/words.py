@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 
 import jax
-from jax._src import traceback_util
+from jax._src.traceback_util import api_boundary
 
 __all__ = ["is_about_deleted", "what_is_said", "within_whole_tracebacks"]
 
 # Makes a function one of those at which JAX removes its frames from the traceback of an error: only
 # the outermost of them does, so within it the frames are still there.
-within_whole_tracebacks = traceback_util.api_boundary
+within_whole_tracebacks = api_boundary
 
 # A part of the text -> the error's name here. If a text has several of them, the first counts.
 _WORDS = {
