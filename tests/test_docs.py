@@ -21,8 +21,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OF_LIBRARIES = [page for page in PAGES if page.parent.name == "with"]
-# The first is made from docstrings, whose examples pytest runs by itself; the others have commands.
-WITHOUT_CODE = {"docs/api.md", "docs/benchmarks.md", "docs/gallery.md"}
+# The first is made from docstrings, whose examples pytest runs by itself; the next ones have commands,
+# the last is a list.
+WITHOUT_CODE = {
+    *("docs/api.md", "docs/benchmarks.md", "docs/gallery.md"),
+    "docs/design/private_names.md",
+}
 CODE = {"python", "pycon"}
 LANGUAGES = CODE | {"bash", "text"}
 SET_UP = ["python3 dev.py digits\n", "python3 dev.py test\n"]

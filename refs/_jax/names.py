@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 from jax._src.ad_util import aval_zeros_likers
-from jax._src.api_util import fun_sourceinfo as source_line
 from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.config import disable_jit
 from jax._src.config import trace_context as trace_context
@@ -85,6 +84,11 @@ new_ref = jax.new_ref
 can_pin = "pin" in inspect.signature(new_ref).parameters
 freeze = jax.freeze
 free_ref = jax.free_ref
+
+
+def source_line(fun: Callable[..., Any]) -> str:
+    """The name and the place of a user's function, for messages."""
+    return jax.api_util.debug_info("refs", fun, (), {}).func_src_info
 
 
 def at_top_level() -> bool:

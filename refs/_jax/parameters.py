@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import jaxlib
 import numpy as np
-from jax._src.custom_batching import call_rule, check_vmap_rule_trees
+from jax._src.custom_batching import check_vmap_rule_trees
 from jax._src.sharding_impls import UNSPECIFIED
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import linear_util as lu
@@ -249,12 +249,8 @@ def vmap_rule(params: dict[str, Any]) -> Callable[..., tuple[list[Value], list[b
     """
 
     def rule(size: int, is_batched: Sequence[bool], args: Sequence[Value]) -> Any:
-        out, out_batched = call_rule(
-            params["rule"],
-            size,
-            jax.tree.unflatten(params["in_tree"], is_batched),
-            jax.tree.unflatten(params["in_tree"], args),
-        )
+        flags, given = (jax.tree.unflatten(params["in_tree"], x) for x in (is_batched, args))
+        out, out_batched = params["rule"](size, [*flags], *given)
         leaves, tree = jax.tree.flatten(out)
         flags, tree_of_flags = jax.tree.flatten(out_batched)
         check_vmap_rule_trees(params["rule"], params["out_tree"], tree, tree_of_flags)
