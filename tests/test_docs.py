@@ -21,8 +21,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OF_LIBRARIES = [page for page in PAGES if page.parent.name == "with"]
-# The first is made from docstrings, whose examples pytest runs by itself; the next ones have commands,
-# the last is a list.
+# The first is made from docstrings, whose examples pytest runs by itself; the last is a list; the
+# others have commands.
 WITHOUT_CODE = {
     *("docs/api.md", "docs/benchmarks.md", "docs/gallery.md"),
     "docs/design/private_names.md",

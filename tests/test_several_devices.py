@@ -39,6 +39,7 @@ SLOW = {
             )
         ),
         "tests/transforms/test_shard_map.py",
+        "tests/transforms/test_shard_map_writes.py",
     ],
     8: ["tests/indexing/test_indexing_sharded.py", "tests/inplace/test_sharded.py"],
 }

@@ -16,7 +16,8 @@ from refs._discharge.lanes import Accumulator, Lanes
 from refs._tracing import derivative_rules, touch_analysis
 from refs._tracing.derivative_rules import has_custom_vjp
 from refs._tracing.touch_analysis import Rules, Touch
-from refs._types import ClosedJaxpr, Eqn, RefLike, Value
+from refs._types import Aval, ClosedJaxpr, Eqn, RefLike, Value
+from refs.errors import RefValueError
 
 if TYPE_CHECKING:
     from refs._discharge.interpreter import Context
@@ -109,6 +110,23 @@ class Scope:
         """`constants` for a body that runs in these lanes."""
         values, _, indices = self.split_constants(constants)
         return [*values, *lanes.operands, *indices]
+
+    def check_same_writes(self, flag: Aval, eqn: Eqn) -> None:
+        """Raises if devices differ in whether they write a ref that is the same on all of them.
+
+        `flag` is the type of what tells them. JAX's branches and loops don't make results of it.
+        """
+        for cell in self.written:
+            if differing := _jax.varying_axes(flag) - _jax.varying_axes(cell.read()):
+                axes = ", ".join(map(repr, sorted(differing, key=str)))
+                raise RefValueError(
+                    f"{cell.describe()} is written in the branch or loop at {_jax.user_line(eqn)}, "
+                    f"which devices take or leave for themselves, as its predicate varies over "
+                    f"mesh axis {axes}: what the ref holds is the same on every device. Decide for "
+                    f"all (`jax.lax.pmax(predicate, {axes})`), or pass the ref with a spec that "
+                    "names the axis; if it is made here, make it of a value that varies "
+                    "(`jax.lax.pcast`)"
+                )
 
     def update(self, state: Sequence[Value]) -> None:
         """Gives the written cells their new values."""

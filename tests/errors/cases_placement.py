@@ -6,6 +6,7 @@ import numpy as np
 import refs
 from refs import errors
 from tests.errors.case import X, raises
+from tests.errors.cases_lanes import sharded
 
 HOST = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
 
@@ -116,3 +117,18 @@ def reshard_of_a_local_ref_to_other_processes(r, i):
 )
 def key_in_host_memory(r, i):
     refs.new_ref(jax.random.key(0), sharding=HOST, name="k")
+
+
+@raises(
+    errors.RefValueError,
+    "ref `r` (created at FILE:N) is written in the branch or loop at FILE:N, which devices take or "
+    "leave for themselves, as its predicate varies over mesh axis 'd': what the ref holds is the "
+    "same on every device. Decide for all (`jax.lax.pmax(predicate, 'd')`), or pass the ref with a "
+    "spec that names the axis; if it is made here, make it of a value that varies "
+    "(`jax.lax.pcast`)",
+)
+def devices_that_decide_by_themselves(r, i):
+    def body(x):
+        refs.cond(x[0] > 1, lambda: refs.set(r, ..., 2.0), lambda: None)
+
+    sharded(body)(X)

@@ -145,8 +145,8 @@ def debug_print_of_a_ref_at_top_level(r, i):
 @raises(
     errors.RefTypeError,
     "a function of JAX's that takes arrays only, such as `custom_linear_solve` and what is made of "
-    "it (`cg`, `gmres`), was given a ref, or a function that closes over one: read the ref before, "
-    "`ref[...]`, and use the value",
+    "it (`cg`, `gmres`), or in lanes of `refs.vmap` on jax 0.10 `custom_vmap`, was given a ref, or "
+    "a function that closes over one: read the ref before, `ref[...]`, and use the value",
 )
 def linear_solve_over_a_ref(r, i):
     refs.vmap(lambda x: jax.scipy.sparse.linalg.cg(lambda v: r[1] * v, X))(X)

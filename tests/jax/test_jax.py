@@ -6,7 +6,6 @@ parameter of which primitive is spelled otherwise.
 
 import ast
 import importlib
-import re
 from pathlib import Path
 
 import jax
@@ -49,28 +48,6 @@ def test_the_private_name_is_there(module, name):
         found = getattr(importlib.import_module(package), last, None)
         found = importlib.import_module(module) if found is None else found
         assert hasattr(found, name), f"{module}.{name} is gone"
-
-
-def test_the_page_lists_them():
-    page = (Path(refs.__file__).parents[1] / "docs/design/private_names.md").read_text()
-    rows = re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE)
-    listed = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
-    names = {f"{module}.{name}".removeprefix("jax._src.") for module, name in private_names()}
-    modules = {name for name in names if is_module(f"jax._src.{name}")} | {"lib._jax"}
-    of_objects = {
-        name for name in names if (of := name.rpartition(".")[0]) in names and of not in modules
-    }
-    assert listed == names - of_objects
-    assert f"following {len(listed)} names" in page
-    assert len(listed) <= 90
-
-
-def is_module(name):
-    try:
-        importlib.import_module(name)
-    except ImportError:
-        return False
-    return True
 
 
 # --- The primitives: which public program makes an equation of each ---

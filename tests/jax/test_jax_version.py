@@ -1,4 +1,8 @@
-"""What a JAX is told that this library doesn't know."""
+"""What is said on a JAX that this library doesn't know, and the page of what it needs of one."""
+
+import importlib
+import re
+from pathlib import Path
 
 import jax
 import pytest
@@ -42,3 +46,25 @@ def test_this_one_is_known():
     """Once all tests pass on a newer JAX, it is the newest that was tested."""
     assert jax.__version_info__[:3] <= tuple(map(int, _supported.NEWEST_TESTED.split(".")))
     assert refs.__version__
+
+
+def test_the_page_lists_them():
+    page = (Path(refs.__file__).parents[1] / "docs/design/private_names.md").read_text()
+    rows = re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+    names = {f"{module}.{name}".removeprefix("jax._src.") for module, name in private_names()}
+    modules = {name for name in names if is_module(f"jax._src.{name}")} | {"lib._jax"}
+    of_objects = {
+        name for name in names if (of := name.rpartition(".")[0]) in names and of not in modules
+    }
+    assert listed == names - of_objects
+    assert f"following {len(listed)} names" in page
+    assert len(listed) <= 90
+
+
+def is_module(name):
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True

@@ -38,6 +38,7 @@ def discharge_while(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value
     cond = _jax.as_closed(eqn.params["cond_jaxpr"])
     body = _jax.as_closed(eqn.params["body_jaxpr"])
     scope = ctx.scope((cond, [*cond_consts, *init]), (body, [*body_consts, *init]))
+    scope.check_same_writes(cond.out_avals[0], eqn)
     constants = scope.constants
 
     def test(carry: list[Value], state: list[Value]) -> tuple[Value, list[Value]]:
