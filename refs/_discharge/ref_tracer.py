@@ -27,4 +27,5 @@ class RefTracer(_jax.Tracer):
         return _jax.depends_on(trace, self.argument) if self.given is not None else ""
 
 
-_jax.register_tracer(RefTracer)
+# Where JAX looks up the type by the class alone.
+_jax.register_type_of(RefTracer, lambda tracer: tracer.aval)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from refs import _jax
 from refs._discharge.cells import Cell, Row, check_no_ref_returned, merge, root, split
 from refs._discharge.lanes import Accumulator, Lanes
+from refs._handles.binding import OR_EACH_ITS_OWN
 from refs._tracing import derivative_rules, touch_analysis
 from refs._tracing.derivative_rules import has_custom_vjp
 from refs._tracing.touch_analysis import Rules, Touch
@@ -116,16 +117,15 @@ class Scope:
 
         `flag` is the type of what tells them. JAX's branches and loops don't make results of it.
         """
+        if not _jax.varying_axes(flag):
+            return
         for cell in self.written:
-            if differing := _jax.varying_axes(flag) - _jax.varying_axes(cell.read()):
-                axes = ", ".join(map(repr, sorted(differing, key=str)))
+            if axes := _jax.axes_beyond(flag, cell.read()):
                 raise RefValueError(
                     f"{cell.describe()} is written in the branch or loop at {_jax.user_line(eqn)}, "
                     f"which devices take or leave for themselves, as its predicate varies over "
                     f"mesh axis {axes}: what the ref holds is the same on every device. Decide for "
-                    f"all (`jax.lax.pmax(predicate, {axes})`), or pass the ref with a spec that "
-                    "names the axis; if it is made here, make it of a value that varies "
-                    "(`jax.lax.pcast`)"
+                    f"all (`jax.lax.pmax(predicate, {axes})`), {OR_EACH_ITS_OWN}"
                 )
 
     def update(self, state: Sequence[Value]) -> None:

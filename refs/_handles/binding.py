@@ -126,6 +126,13 @@ def _plain(index: Index) -> Index:
     return Index.of_dims(index.dims, index.shape)
 
 
+# What else to write, where devices would write a ref that is the same on all of them.
+OR_EACH_ITS_OWN = (
+    "or pass the ref with a spec that names the axis; if it is made here, make it of a value that "
+    "varies (`jax.lax.pcast`)"
+)
+
+
 def bind_write(
     primitive: Primitive, ref: RefLike, index: Index, value: Value, is_used: bool = False
 ) -> Value:
@@ -133,14 +140,12 @@ def bind_write(
 
     `is_used`: whether the caller uses the result, which is the old value.
     """
-    value = _jax.varying_like(ref, index.unfinish(value))
-    if too_many := _jax.varying_axes(value) - _jax.varying_axes(ref):
-        axes = ", ".join(map(repr, sorted(too_many, key=str)))
+    value = _jax.vary_as(index.unfinish(value), ref)
+    if axes := _jax.axes_beyond(value, ref):
         raise RefValueError(
             f"write of a value that varies over mesh axis {axes} to {describe(ref)} at "
             f"{user_site()}: what that holds is the same on every device. Reduce the value first "
-            f"(`jax.lax.psum(value, {axes})`), or pass the ref with a spec that names the axis; if "
-            f"it is made here, make it of a value that varies (`jax.lax.pcast`)"
+            f"(`jax.lax.psum(value, {axes})`), {OR_EACH_ITS_OWN}"
         )
     # JAX's `addupdate` requires exactly the ref's sharding; a ref without a mesh has none.
     is_added = primitive is _jax.addupdate_p

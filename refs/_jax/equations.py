@@ -28,7 +28,6 @@ from jax.core import eval_jaxpr as _eval_jaxpr
 from jax.extend import source_info_util
 from jax.extend.core import Literal, Var
 
-from refs._jax.names import varying_like
 from refs._jax.primitives import shard_map_p
 from refs._types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 
@@ -38,7 +37,7 @@ __all__ = [
     "forget_fast_path", "has_side_effects", "is_called_callback", "is_fori_loop", "is_zero_literal",
     "jaxprs_in", "map_closed", "map_jaxprs", "new_var", "once_per_jaxpr", "one_vjp", "output",
     "places_in", "raise_about_nan", "replace_jaxpr", "source_of", "split_params", "strong",
-    "typed_like", "user_line", "vary_as", "with_equations",
+    "typed_like", "user_line", "with_equations",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -267,11 +266,6 @@ def typed_like(x: Value, example: Value) -> Value:
     """`x` in the dtype of `example`, weakly typed if `example` is."""
     kind: Any = jax.typeof(example)
     return _convert_element_type(x, kind.dtype, getattr(kind, "weak_type", False))
-
-
-def vary_as(x: Value, example: Value) -> Value:
-    """`x`, varying over all devices of a `shard_map` that `example` varies over, too."""
-    return varying_like(example, x)
 
 
 def before_python(compiled: Any, before: Callable[[], Any]) -> Any:

@@ -65,7 +65,8 @@ from refs._types import (
 __all__ = [
     "AbstractRef", "AccumEffect", "ArrayImpl", "BitcastTransform", "DistinctIndexer", "Literal",
     "NDIndexer", "NativeRef", "ReadEffect", "RefEffect", "ReshapeTransform", "Slice", "Tracer",
-    "TransposeTransform", "WriteEffect", "at_top_level", "aval_method", "aval_property", "bitcast",
+    "TransposeTransform", "WriteEffect", "at_top_level", "aval_method", "aval_property",
+    "axes_beyond", "bitcast",
     "can_pin", "context_in_jit", "current_trace", "debug_infs", "debug_nans",
     "def_effectful_abstract_eval", "depends_on", "eval_trace", "free_ref", "freeze", "fun_name",
     "has_explicit_sharding", "is_callback_frame", "is_jit_disabled", "is_key",
@@ -73,7 +74,7 @@ __all__ = [
     "new_ref", "passed_on", "refuse_placement", "register_batching", "register_handle",
     "register_lowering", "register_ref_type", "register_type_of", "retype", "set_native_buffer",
     "shaped_abstractify", "source_line", "trace_context", "trace_of", "trace_state", "type_in_jit",
-    "typeof", "unwrap_keys", "var_of", "varying_axes", "varying_like", "varying_no_more",
+    "typeof", "unwrap_keys", "var_of", "vary_as", "varying_axes", "varying_no_more",
     "wrap_keys", "zeros_like_aval",
 ]  # fmt: skip
 
@@ -264,10 +265,10 @@ def retype(ref: RefLike, wrap: Callable[[Aval], Aval]) -> RefLike:
     return ref
 
 
-def varying_like(ref: RefLike, value: Value) -> Value:
-    """`value`, varying over the devices of a `shard_map` as the ref that it is written to does."""
-    missing = tuple(varying_axes(ref) - varying_axes(value))
-    return jax.lax.pcast(value, missing, to="varying") if missing else value
+def vary_as(x: Value, example: Value) -> Value:
+    """`x`, varying over all devices of a `shard_map` that `example` varies over, too."""
+    missing = tuple(varying_axes(example) - varying_axes(x))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
 def varying_axes(x: Value) -> frozenset[Any]:
@@ -275,6 +276,11 @@ def varying_axes(x: Value) -> frozenset[Any]:
     aval = x if isinstance(x, AbstractValue) else typeof(x)
     mat = getattr(getattr(aval, "inner_aval", aval), "mat", None)
     return mat.varying if mat is not None else frozenset()
+
+
+def axes_beyond(x: Value, held: Value) -> str:
+    """The axes, for a message, that `x` varies over and `held` doesn't; empty if there are none."""
+    return ", ".join(map(repr, sorted(varying_axes(x) - varying_axes(held), key=str)))
 
 
 def varying_no_more(ct: Value, aval: Aval) -> Value:

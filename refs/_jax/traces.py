@@ -8,15 +8,7 @@ from typing import Any
 
 import jax
 from jax._src.api import _post_hook_state
-from jax._src.config import disable_jit
-from jax._src.core import (
-    add_explicit_mesh_axis_names,
-    add_spmd_axis_names,
-    eval_trace,
-    pytype_aval_mappings,
-    trace_ctx,
-    trace_state_strong_ref,
-)
+from jax._src.core import add_explicit_mesh_axis_names, add_spmd_axis_names
 from jax._src.interpreters.ad import LinearizeTrace
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace
 from jax._src.linear_util import wrap_init
@@ -27,18 +19,14 @@ from jax.extend.core import set_current_trace as set_current_trace
 from jax.interpreters.ad import JVPTrace
 
 from refs._jax.equations import as_closed, new_var, with_equations
+from refs._jax.names import current_trace, disable_jit, eval_trace, trace_state
 from refs._types import Aval, ClosedJaxpr, Primitive, Value
 
 __all__ = [
     "Trace", "as_jaxpr", "call_wrapped", "is_differentiating", "is_staging", "is_staging_trace",
-    "lane_axes", "looks_for_nans", "new_input", "not_looking_for_nans", "register_tracer", "rewrap",
+    "lane_axes", "looks_for_nans", "new_input", "not_looking_for_nans", "rewrap",
     "runs_compiled", "set_current_trace", "settle_result_tree", "trace_functions",
 ]  # fmt: skip
-
-
-def register_tracer(kind: type) -> None:
-    """Registers a tracer class, for where JAX looks up a value's type by the class alone."""
-    pytype_aval_mappings[kind] = lambda tracer: tracer.aval
 
 
 @contextmanager
@@ -57,7 +45,7 @@ def _as_names(names: Any) -> Any:
 
 def is_staging() -> bool:
     """Whether operations are only recorded in a jaxpr now, so that their results have no values."""
-    return is_staging_trace(trace_ctx.trace)
+    return is_staging_trace(current_trace())
 
 
 def is_staging_trace(trace: Any) -> bool:
@@ -78,7 +66,7 @@ def new_input(trace: Any, aval: Aval, name: str) -> Value:
 
 def is_differentiating() -> bool:
     """Whether JAX differentiates each operation now, forwards, as it is called."""
-    return isinstance(trace_ctx.trace, JVPTrace | LinearizeTrace)
+    return isinstance(current_trace(), JVPTrace | LinearizeTrace)
 
 
 def looks_for_nans() -> bool:
@@ -108,7 +96,7 @@ def not_looking_for_nans() -> Iterator[None]:
 def runs_compiled() -> bool:
     """Whether operations run at once, each as the program that it was compiled to."""
     # One function, and not one for each question, as each eager write asks all of them.
-    return trace_state_strong_ref.value is eval_trace and not (
+    return trace_state.value is eval_trace and not (
         disable_jit.value or jax.debug_nans.value or jax.debug_infs.value
     )
 

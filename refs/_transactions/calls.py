@@ -100,8 +100,10 @@ class _TracedCall:
         The user's function, which runs in each call, mostly does the same. At the first of these
         calls nothing is kept unless it is compiled: there may be no second one.
         """
-        jaxpr = _jax.with_own_constants(self._t.traced.jaxpr)
-        t = Transaction(self._t.traced._replace(jaxpr=jaxpr), [])
+        t = self._t
+        jaxpr = _jax.with_own_constants(t.traced.jaxpr)
+        if jaxpr is not t.traced.jaxpr:
+            t = Transaction(t.traced._replace(jaxpr=jaxpr), [], t.rules)
         try:
             form = form_of(jaxpr), t.program.const_refs, _jax.trace_context()
             shared = _shared(self._is_compiled, form)
@@ -165,8 +167,9 @@ class _Shared:
                 leaves = jax.tree.leaves((args, kwargs))
                 return tree.unflatten(_jax.eval_jaxpr(pure, pure.consts, leaves))
 
-            compiled = jax.jit(in_place(program), donate_argnums=0)
-            self._program = compiled if self._is_compiled else program
+            self._program = program
+            if self._is_compiled:
+                self._program = jax.jit(in_place(program), donate_argnums=0)
         return self._program(*args, **kwargs)
 
 
