@@ -46,8 +46,8 @@ class StatefulPRNG:
 
     def __init__(self, words: RefLike, impl: Hashable):
         self._words, self._impl = words, impl
-        if is_ref(words) and not isinstance(origin_of(_jax.typeof(words)), Stream):
-            making.give_origin(words, Stream(origin_of(_jax.typeof(words)), impl))
+        if is_ref(words) and not isinstance(origin_of(jax.typeof(words)), Stream):
+            making.give_origin(words, Stream(origin_of(jax.typeof(words)), impl))
 
     def key(self, shape: int | Sequence[int] = ()) -> jax.Array:
         """Draws a key.
@@ -141,7 +141,7 @@ class StatefulPRNG:
 
     @property
     def _name(self) -> str | None:
-        return origin_of(_jax.typeof(self._words)).name
+        return origin_of(jax.typeof(self._words)).name
 
     def __repr__(self) -> str:
         return f"StatefulPRNG({self._words!r}, impl={self._impl!r})"
@@ -208,7 +208,7 @@ def _keys(rng: StatefulPRNG, shape: tuple[int, ...]) -> jax.Array:
             "a draw of a generator that holds an array in the place of its ref, as "
             "`refs.tree.get` gives it, to be saved: draw from the generator in the tree of refs"
         )
-    stream = origin_of(_jax.typeof(words))
+    stream = origin_of(jax.typeof(words))
     assert isinstance(stream, Stream)
     if not words.ndim:
         raise RefValueError(

@@ -59,7 +59,7 @@ def devices_told(doing: str, refs: Sequence[RefLike], leaves: Sequence[Any] = ()
 
 
 def _described(ref: RefLike) -> str:
-    return origin_of(_jax.typeof(ref)).describe()
+    return origin_of(jax.typeof(ref)).describe()
 
 
 def _devices(x: jax.Array | RefLike) -> str:

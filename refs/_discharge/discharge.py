@@ -58,12 +58,12 @@ def discharge(closed_jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         return [*out, *(c.read() for c in (*cells, *args) if isinstance(c, Cell))]
 
     return jax.make_jaxpr(pure)(
-        [_array_type(_jax.typeof(r)) for r in program.refs], [_array_type(a) for a in in_avals]
+        [_array_type(jax.typeof(r)) for r in program.refs], [_array_type(a) for a in in_avals]
     )
 
 
 def _origin(ref: RefLike) -> Origin:
-    return origin_of(_jax.typeof(ref))
+    return origin_of(jax.typeof(ref))
 
 
 def _array_type(aval: Aval) -> jax.ShapeDtypeStruct:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
-from refs import _jax
 from refs._discharge.cells import Cell
 from refs._indexing import ref_transforms
 from refs._indexing.index import Index
@@ -99,7 +99,7 @@ class Accumulator(Cell):
         """Accumulates `value`, of the shape of the part that `transforms` select."""
         if self.is_silent:
             return
-        value = lanes.select(value, neutral_of(_jax.typeof(value), self.method))
+        value = lanes.select(value, neutral_of(jax.typeof(value), self.method))
         inner = self.ref.shape[len(self.prefix) :]
         dims = (
             ref_transforms.dims_of(transforms, inner) if transforms else [Span(0, n) for n in inner]

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import jax
 from jax.export import is_symbolic_dim
 
 from refs import _jax
@@ -80,7 +81,7 @@ class OpByOp(_jax.Trace):
 
     def open(self, ref: RefLike, value: Value) -> None:
         """Makes the cell of a ref from outside; `value` is the ref's value before the function."""
-        cell = Cell(value, origin_of(_jax.typeof(ref)), target=ref)
+        cell = Cell(value, origin_of(jax.typeof(ref)), target=ref)
         self._opened[id(ref)] = Opened(ref, cell, value)
 
     def make(self, value: Value, origin: Origin) -> RefTracer:
@@ -88,7 +89,7 @@ class OpByOp(_jax.Trace):
         cell = Cell(None, origin)
         cell.made_here = True
         cell.write(value)
-        inner = _jax.AbstractRef(_jax.typeof(cell.read()))
+        inner = _jax.AbstractRef(jax.typeof(cell.read()))
         return RefTracer(self, RefType.of(inner, origin), cell)
 
     def cell_of(self, ref: RefLike) -> Cell:
@@ -374,7 +375,7 @@ def is_staged(trace: _jax.Trace) -> bool:
 
 
 def _type_of(x: Value) -> Aval:
-    return ref_type(x) if is_ref(x) else _jax.typeof(x)
+    return ref_type(x) if is_ref(x) else jax.typeof(x)
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def call(
     cells, pattern = unique([operands[k] for k in places])
     contents = [cell.read() for cell in cells]
     arrays = [x for x in operands if not isinstance(x, Cell)]
-    types = tuple(map(_jax.typeof, (*contents, *arrays)))
+    types = tuple(map(jax.typeof, (*contents, *arrays)))
     key = (tuple(places), pattern, types, _jax.trace_context())
     if key not in made:
         made[key] = None
@@ -109,7 +109,7 @@ def _compiled(
 
     # Only the jaxpr of `pure` is kept, as `pure` holds the refs. It is traced in `eval_trace`, as
     # rules in it hold the trace around them.
-    types = jax.tree.map(lambda x: AbstractArgument(_jax.typeof(x)), ([*contents], [*arrays]))
+    types = jax.tree.map(lambda x: AbstractArgument(jax.typeof(x)), ([*contents], [*arrays]))
     with _jax.set_current_trace(_jax.eval_trace):
         jaxpr, out = jax.make_jaxpr(pure, return_shape=True)(*types)
     tree = jax.tree.structure(out)

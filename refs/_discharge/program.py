@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from refs import _jax
+import jax
+
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.lanes import Accumulator, Lanes
@@ -135,7 +136,7 @@ def run_in_lanes(
     constants.
     """
     touches, _ = program.touches({}, rules_outside=Rules.MAY_READ)
-    origins = [origin_of(_jax.typeof(ref)) for ref in refs]
+    origins = [origin_of(jax.typeof(ref)) for ref in refs]
     contents = [Contents(o, False, touch) for o, touch in zip(origins, touches, strict=True)]
     analysis = lanes.analysis.again()
     analysis.run(program.jaxpr, program.by_identity(contents), [True] * len(inputs))

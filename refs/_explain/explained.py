@@ -61,9 +61,9 @@ def explained(
     numbers = _numbers(program, given)
     closed_over = [ref for ref in program.refs if numbers[id(ref)] >= len(arguments)]
     names: list[_Named] = [
-        (origin, _jax.typeof(ref).inner_aval, "argument") for ref, origin in arguments
+        (origin, jax.typeof(ref).inner_aval, "argument") for ref, origin in arguments
     ]
-    names += [(origin_of(t), t.inner_aval, "closed over") for t in map(_jax.typeof, closed_over)]
+    names += [(origin_of(t), t.inner_aval, "closed over") for t in map(jax.typeof, closed_over)]
     inputs = [k if k < len(arguments) else None for k in range(len(program.jaxpr.in_avals))]
     held = {i: numbers[id(program.refs[k])] for i, k in program.position.items()}
     found = Accesses(program.jaxpr, inputs, held, len(names))

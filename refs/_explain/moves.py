@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from refs import _jax
 from refs._explain.hlo import Module, Move
 from refs._handles.abstract import handle_or_abstract
 from refs._handles.predicates import is_ref
@@ -98,7 +97,7 @@ def named_arguments(
         for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
             ref = handle_or_abstract(leaf)
             if is_ref(ref):
-                origin = origin_of(_jax.typeof(ref))
+                origin = origin_of(jax.typeof(ref))
                 own, place = origin.name or "", name + jax.tree_util.keystr(path)
                 named = place if own.startswith(("[", ".")) else own or place
                 found.setdefault(id(ref), (ref, Origin(named, origin.site)))

@@ -51,7 +51,7 @@ def check_ref(ref: RefLike, doing: str) -> Aval:
         _jax.native_buffer(ref)  # raises if the handle has ended
     elif _jax.at_top_level():
         raise escaped(ref, doing)
-    aval = _jax.typeof(ref).inner_aval
+    aval = jax.typeof(ref).inner_aval
     if aval.is_high:
         raise RefTypeError(
             f"{doing} of {describe(ref)}, one of JAX's own that holds a value of type {aval}: refs "
@@ -83,7 +83,7 @@ class blamed:
             # In no variable: an error and a frame that hold each other would keep the ref alive.
             raise blamed_error(error, f"{self.doing} of {describe(self.ref)}: {error}") from None
         if error is not None:
-            tell_of_nan(error, origin_of(_jax.typeof(self.ref)))
+            tell_of_nan(error, origin_of(jax.typeof(self.ref)))
 
 
 def get(ref: RefLike, idx: Indexer = None) -> jax.Array:

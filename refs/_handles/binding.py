@@ -21,7 +21,7 @@ from refs.errors import RefError, RefValueError
 
 def describe(ref: RefLike) -> str:
     """The ref's name and birthplace, for messages."""
-    return origin_of(_jax.typeof(ref)).describe()
+    return origin_of(jax.typeof(ref)).describe()
 
 
 def blamed_error(error: RefError, text: str) -> RefError:
@@ -44,7 +44,7 @@ def is_only_whole(ref: RefLike, index: Index) -> bool:
         return True
     if not _jax.is_on_explicit_mesh(ref):
         return False
-    aval = _jax.typeof(ref).inner_aval
+    aval = jax.typeof(ref).inner_aval
     if not _jax.has_explicit_sharding(aval):
         return any(_is_sharded(d) for d in index.dims)
     return not all(
@@ -54,7 +54,7 @@ def is_only_whole(ref: RefLike, index: Index) -> bool:
 
 
 def _is_sharded(dim: Span | Value) -> bool:
-    return isinstance(dim, jax.Array) and _jax.has_explicit_sharding(_jax.typeof(dim))
+    return isinstance(dim, jax.Array) and _jax.has_explicit_sharding(jax.typeof(dim))
 
 
 def bind_whole(primitive: Primitive, ref: RefLike, *value: Value) -> Value:
@@ -107,7 +107,7 @@ class sharded:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None or isinstance(error, RefError):
             return
-        tell_of_nan(error, origin_of(_jax.typeof(self.ref)))
+        tell_of_nan(error, origin_of(jax.typeof(self.ref)))
         is_about_a_part = _jax.what_is_said(error) == "sharding" and not self.index.is_whole
         if not is_about_a_part or not _jax.is_on_explicit_mesh(self.ref):
             return
@@ -115,7 +115,7 @@ class sharded:
             RefValueError(),
             f"a part of {describe(self.ref)} at {user_site()}: how it is sharded over the "
             f"explicit mesh doesn't follow from its index and from the ref's own sharding, "
-            f"{_jax.typeof(self.ref).inner_aval.sharding.spec}. Say it, "
+            f"{jax.typeof(self.ref).inner_aval.sharding.spec}. Say it, "
             "`ref.at[i].get(out_sharding=jax.P(…))`; or index the axes that aren't sharded, "
             "use the whole value, `ref[...]`, or the parts in `refs.shard_map`",
         ) from error

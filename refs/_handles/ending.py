@@ -28,9 +28,9 @@ def freeze(ref: RefLike) -> jax.Array:
     """
     access.check_ref(ref, "freeze")
     if isinstance(ref, _jax.Tracer):
-        return _jax.freeze(ref)  # type: ignore[arg-type]
+        return jax.freeze(ref)  # type: ignore[arg-type]
     _check_not_tracing(ref, "freeze")
-    return _end(ref, "was frozen") if isinstance(ref, Ref) else _jax.freeze(ref)
+    return _end(ref, "was frozen") if isinstance(ref, Ref) else jax.freeze(ref)
 
 
 def free_ref(ref: RefLike) -> None:
@@ -41,7 +41,7 @@ def free_ref(ref: RefLike) -> None:
     """
     access.check_ref(ref, "free_ref")
     if isinstance(ref, _jax.Tracer):
-        _jax.free_ref(ref)  # type: ignore[arg-type]
+        jax.free_ref(ref)  # type: ignore[arg-type]
         return
     _check_not_tracing(ref, "free_ref")
     buffer = _end(ref, "was freed") if isinstance(ref, Ref) else _jax.native_buffer(ref)

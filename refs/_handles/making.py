@@ -79,7 +79,7 @@ def new_ref(
     if not _jax.at_top_level():
         if sharding is not None:
             init_val = _jax.place_in_trace(init_val, sharding)
-        traced = _jax.new_ref(init_val, memory_space=memory_space, kind=kind, **pinned)
+        traced = jax.new_ref(init_val, memory_space=memory_space, kind=kind, **pinned)
         return give_origin(traced, origin)
     is_key = isinstance(init_val, jax.Array) and _jax.is_key(init_val.dtype)
     check_memory(is_key, sharding or getattr(init_val, "sharding", None), origin)
@@ -91,11 +91,11 @@ def new_ref(
     if copy or not isinstance(init_val, jax.Array):
         # JAX's own allocation does what each version needs of a ref's buffer: committed, not weak.
         with told_of_nan(origin):
-            native = _jax.new_ref(init_val, memory_space=memory_space, kind=kind)
+            native = jax.new_ref(init_val, memory_space=memory_space, kind=kind)
         aval, buf = native._aval, _jax.native_buffer(native)
     else:
         aval, buf = (
-            _jax.AbstractRef(_jax.typeof(init_val), memory_space, kind),
+            _jax.AbstractRef(jax.typeof(init_val), memory_space, kind),
             _jax.commit(init_val),
         )
     ref = Ref._of(strong_type(aval, origin), buf)
@@ -188,7 +188,7 @@ def make(value: Value, origin: Origin) -> RefLike:
 
 def adopt(value: jax.Array, origin: Origin) -> Ref:
     """A handle for the value of a ref made in a trace."""
-    ref = Ref._of(_type_of_new(_jax.typeof(value), origin), _jax.commit(value))
+    ref = Ref._of(_type_of_new(jax.typeof(value), origin), _jax.commit(value))
     ref._is_placed = value.committed
     return ref
 

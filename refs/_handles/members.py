@@ -68,7 +68,7 @@ def nbytes(ref: RefLike) -> int:
 
 def name(ref: RefLike) -> str | None:
     """The name given to `new_ref`, which messages use."""
-    return origin_of(_jax.typeof(ref)).name
+    return origin_of(jax.typeof(ref)).name
 
 
 def length(ref: RefLike) -> int:

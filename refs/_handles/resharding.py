@@ -71,7 +71,7 @@ def reshard(ref: RefLike, sharding: Placement) -> None:
         defer()
         old = ref._aval
         value = _jax.place(_jax.wrap_keys(held[0], ref._dtype), sharding, copy=False)
-        aval = _jax.AbstractRef(_jax.typeof(value), _jax.memory_space(value), old.kind)
+        aval = _jax.AbstractRef(jax.typeof(value), _jax.memory_space(value), old.kind)
         held[:] = [_jax.unwrap_keys(value)]
         # Until the buffer is back in its cell nobody uses the ref.
         ref._note_placement(strong_type(aval, old.origin), value)

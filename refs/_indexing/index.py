@@ -20,6 +20,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -296,7 +297,7 @@ class Index(NamedTuple):
             return index._update(x, method, operand)
 
         in_rows = self._replace(in_rows=True)
-        return automatically(update, in_rows, _jax.typeof(x).sharding, x, operand)
+        return automatically(update, in_rows, jax.typeof(x).sharding, x, operand)
 
     def _update(self, x: Value, method: str, operand: Value) -> Value:
         if method in ("set", "add"):

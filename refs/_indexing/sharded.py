@@ -21,14 +21,14 @@ def over_mesh_of(ref: RefLike, sharding: Any) -> Any:
     if not isinstance(sharding, jax.sharding.PartitionSpec) or not _jax.is_on_explicit_mesh(ref):
         return sharding
     is_handle = not isinstance(ref, _jax.Tracer)
-    of_ref: Any = ref.sharding if is_handle else _jax.typeof(ref).inner_aval.sharding
+    of_ref: Any = ref.sharding if is_handle else jax.typeof(ref).inner_aval.sharding
     return jax.sharding.NamedSharding(of_ref.mesh, sharding)
 
 
 def sharded_like(value: Value, x: Value) -> Value:
     """`value`, an array of the shape of `x`, sharded as the type of `x` says."""
-    sharding = _jax.typeof(x).sharding
-    if not _jax.is_on_explicit_mesh(x) or _jax.typeof(value).sharding == sharding:
+    sharding = jax.typeof(x).sharding
+    if not _jax.is_on_explicit_mesh(x) or jax.typeof(value).sharding == sharding:
         return value
     return jax.sharding.reshard(value, sharding)
 
@@ -37,11 +37,11 @@ def sharded_as_part(value: Value, ref: RefLike) -> Value:
     """A value to write to a ref, sharded as the ref is. A part mustn't divide sharded axes."""
     if not _jax.is_on_explicit_mesh(ref):
         return value
-    aval = _jax.typeof(ref).inner_aval
+    aval = jax.typeof(ref).inner_aval
     sharding = aval.sharding
     if not _jax.has_explicit_sharding(aval):
         sharding = sharding.update(spec=jax.P(*[None] * value.ndim))
-    if _jax.typeof(value).sharding == sharding:
+    if jax.typeof(value).sharding == sharding:
         return value
     # Operation by operation, JAX needs the devices: a handle has them, and its type hasn't.
     return jax.sharding.reshard(value, over_mesh_of(ref, sharding.spec))
@@ -51,7 +51,7 @@ def sharded_in_rows(rows: Value, x: Value) -> Value:
     """`rows`, `[n_rows, *x.shape]`, with each row sharded as `x` is."""
     if not _jax.is_on_explicit_mesh(x):
         return rows
-    sharding = _jax.typeof(x).sharding
+    sharding = jax.typeof(x).sharding
     return jax.sharding.reshard(rows, sharding.update(spec=jax.P(None, *sharding.spec)))
 
 
@@ -67,7 +67,7 @@ def automatically(
     An index may name any part of a sharded axis. But the part's sharding, which its type must
     contain, doesn't follow from that: it has to be given.
     """
-    mesh = _jax.typeof(x).sharding.mesh
+    mesh = jax.typeof(x).sharding.mesh
     leaves, tree = jax.tree.flatten(index)
     places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
 

@@ -67,24 +67,20 @@ __all__ = [
     "NDIndexer", "NativeRef", "ReadEffect", "RefEffect", "ReshapeTransform", "Slice", "Tracer",
     "TransposeTransform", "WriteEffect", "at_top_level", "aval_method", "aval_property",
     "axes_beyond", "bitcast",
-    "can_pin", "context_in_jit", "current_trace", "debug_infs", "debug_nans",
-    "def_effectful_abstract_eval", "depends_on", "eval_trace", "free_ref", "freeze", "fun_name",
+    "can_pin", "context_in_jit", "current_trace",
+    "def_effectful_abstract_eval", "depends_on", "eval_trace", "fun_name",
     "has_explicit_sharding", "is_callback_frame", "is_jit_disabled", "is_key",
     "is_on_explicit_mesh", "is_ref_type", "mapped_aval", "name_arguments", "native_buffer",
-    "new_ref", "passed_on", "refuse_placement", "register_batching", "register_handle",
+    "passed_on", "refuse_placement", "register_batching", "register_handle",
     "register_lowering", "register_ref_type", "register_type_of", "retype", "set_native_buffer",
     "shaped_abstractify", "source_line", "trace_context", "trace_of", "trace_state", "type_in_jit",
-    "typeof", "unwrap_keys", "var_of", "vary_as", "varying_axes", "varying_no_more",
+    "unwrap_keys", "var_of", "vary_as", "varying_axes", "varying_no_more",
     "wrap_keys", "zeros_like_aval",
 ]  # fmt: skip
 
-typeof = jax.typeof
 zeros_like_aval = ad.zeros_like_aval
 shaped_abstractify = jax.api_util.shaped_abstractify
-new_ref = jax.new_ref
-can_pin = "pin" in inspect.signature(new_ref).parameters
-freeze = jax.freeze
-free_ref = jax.free_ref
+can_pin = "pin" in inspect.signature(jax.new_ref).parameters
 
 
 def source_line(fun: Callable[..., Any]) -> str:
@@ -159,10 +155,6 @@ def set_native_buffer(ref: RefLike, buffer: Buffer) -> None:
 
 def is_jit_disabled() -> bool:
     return bool(disable_jit.value)
-
-
-debug_nans = jax.debug_nans
-debug_infs = jax.debug_infs
 
 
 def context_in_jit() -> list[Any]:
@@ -273,7 +265,7 @@ def vary_as(x: Value, example: Value) -> Value:
 
 def varying_axes(x: Value) -> frozenset[Any]:
     """The axes of a `shard_map` that a value, a ref's contents or a type varies over."""
-    aval = x if isinstance(x, AbstractValue) else typeof(x)
+    aval = x if isinstance(x, AbstractValue) else jax.typeof(x)
     mat = getattr(getattr(aval, "inner_aval", aval), "mat", None)
     return mat.varying if mat is not None else frozenset()
 
@@ -301,7 +293,7 @@ def has_explicit_sharding(aval: Aval) -> bool:
 
 def is_on_explicit_mesh(x: Value) -> bool:
     """Whether the type of an array, or of a ref's contents, names a mesh with explicit axes."""
-    aval = x if isinstance(x, AbstractValue) else typeof(x)
+    aval = x if isinstance(x, AbstractValue) else jax.typeof(x)
     sharding = getattr(getattr(aval, "inner_aval", aval), "sharding", None)
     return sharding is not None and jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
 

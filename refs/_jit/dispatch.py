@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from refs import _jax
 from refs._buffers.exchange import Busy, wait
 from refs._jit.picking import RefsDiffer
@@ -25,7 +27,7 @@ class NoForm:
 def dispatcher(programs: Programs) -> Callable[..., Any]:
     """The function that users call: it runs the program that fits the arguments."""
     trace_state, eval_trace = _jax.trace_state, _jax.eval_trace
-    nans, infs = _jax.debug_nans, _jax.debug_infs
+    nans, infs = jax.debug_nans, jax.debug_infs
     has_static, instances = programs.has_static, programs.instances
     inline: Any = None  # the form, while there is only one
 

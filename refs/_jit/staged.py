@@ -135,7 +135,7 @@ class Staging(OpByOp):
             "read": read,
             "out_tree": tree,
             "out_leaves": tuple(markers),
-            "out_avals": [*map(_jax.typeof, results)],
+            "out_avals": [*map(jax.typeof, results)],
         }
         self.end()
         return outputs, functools.partial(Staged, places=places, n_new=len(new), **facts)
@@ -209,7 +209,7 @@ class Staged:
         self.links = tuple(outer_of.get(id(ref)) for ref in refs)
 
         def slot(ref: RefLike) -> Slot:
-            origin = origin_of(_jax.typeof(ref))
+            origin = origin_of(jax.typeof(ref))
             return Slot(argument_of.get(id(ref)), outer_of.get(id(ref)), origin)
 
         self.written, self.read = [slot(ref) for ref, _ in written], [*map(slot, read)]

@@ -167,8 +167,8 @@ class Compiled(_Stage):
             return ""
         lines = [":"]
         for (path, x), aval in zip(given, self._entry.argument_types, strict=True):
-            was, found = _described(aval), _described(_jax.typeof(x))
-            lies_elsewhere = is_ref(x) and _jax.typeof(x) != aval and found == was
+            was, found = _described(aval), _described(jax.typeof(x))
+            lies_elsewhere = is_ref(x) and jax.typeof(x) != aval and found == was
             if found.lstrip("~") != was.lstrip("~") or lies_elsewhere:
                 found += ", which lies elsewhere" if lies_elsewhere else ""
                 name = ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])

@@ -85,7 +85,7 @@ class Builder:
     def eval(self, closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
         """Adds the nodes of a jaxpr. The arguments and results are operands and cells."""
         consts = [
-            self.find(c) if isinstance(c, _jax.NativeRef) else Literal(c, _jax.typeof(c))
+            self.find(c) if isinstance(c, _jax.NativeRef) else Literal(c, jax.typeof(c))
             for c in closed.consts
         ]
         return self.eval_open(closed.jaxpr, [*consts, *args])

@@ -192,7 +192,7 @@ def _poisoned(is_right: Value, cts: list[Value]) -> list[Value]:
     def back(fixed: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
         return poison(fixed, [*map(_jax.instantiate, cts)])
 
-    types = [_jax.typeof(ct) for ct in cts]
+    types = [jax.typeof(ct) for ct in cts]
     return linear_map_p.bind(is_right, *cts, linear=LinearMap(1, types, poison, back))
 
 

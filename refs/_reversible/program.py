@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from refs import _jax
@@ -139,7 +140,7 @@ def _keep(builder: Builder) -> None:
 
 def known_index(x: Value) -> Literal | None:
     """An argument, as a constant, if it may be an index that is known before anything runs."""
-    aval = _jax.typeof(x)
+    aval = jax.typeof(x)
     is_known = not isinstance(x, _jax.Tracer)
     return Literal(x, aval) if is_known and is_index_type(aval) else None
 

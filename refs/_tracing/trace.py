@@ -40,7 +40,7 @@ def ref_type(ref: RefLike) -> RefType:
     """The type that a ref has in this library's traces."""
     if type(ref) is Ref:
         return ref._aval
-    aval = _jax.typeof(ref)
+    aval = jax.typeof(ref)
     return aval if isinstance(aval, RefType) else RefType.of(aval)
 
 
@@ -201,7 +201,7 @@ def flatten_result(fun: Callable[..., Any], result: PyTree) -> tuple[list[Value]
     leaves, tree = jax.tree.flatten(result)
     for k, x in enumerate(leaves):
         try:
-            _jax.typeof(x)
+            jax.typeof(x)
         except TypeError:
             path, _ = jax.tree.leaves_with_path(result)[k]
             where = f" at output component {jax.tree_util.keystr(path)}" if path else ""
@@ -231,7 +231,7 @@ def strip_refs(
             markers.append(OuterRef(x))
         else:
             if id(x) not in new:
-                marker = NewRef(len(new), origin_of(_jax.typeof(x)))
+                marker = NewRef(len(new), origin_of(jax.typeof(x)))
                 new[id(x)] = (marker, access.get(x))
             markers.append(new[id(x)][0])
     return arrays, markers, [value for _, value in new.values()]

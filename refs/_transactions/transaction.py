@@ -101,7 +101,7 @@ class Transaction:
             for i, in_aval in enumerate(traced.jaxpr.in_avals[: len(arguments)])
         ]
         slots += [
-            (Slot(None, k, origin_of(_jax.typeof(ref))), of_outers[k])
+            (Slot(None, k, origin_of(jax.typeof(ref))), of_outers[k])
             for k, ref in enumerate(self.program.refs)
             if k not in same.values()
         ]

@@ -112,7 +112,7 @@ def shard_map(
 
             def probe(refs_inside: Sequence[Value], leaves: Sequence[Value]) -> None:
                 types = [
-                    RefType.of(_jax.AbstractRef(_jax.typeof(x)), ref_type(r).origin)
+                    RefType.of(_jax.AbstractRef(jax.typeof(x)), ref_type(r).origin)
                     for x, r in zip(refs_inside, refs, strict=True)
                 ]
                 found.append(Transaction.of(shard_fun, refs, leaves, given.rebuild, types))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -27,7 +28,7 @@ def discharge_cond(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]
     index, *operands = args
     branches = [_jax.as_closed(b) for b in eqn.params["branches"]]
     scope = ctx.scope(*[(b, operands) for b in branches])
-    scope.check_same_writes(_jax.typeof(index), eqn)
+    scope.check_same_writes(jax.typeof(index), eqn)
     if ctx.lanes is not None and (
         ctx.lanes.analysis.diverges(eqn) or scope.sums or any(_has_io(ctx, b) for b in branches)
     ):

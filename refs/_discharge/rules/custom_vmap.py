@@ -69,5 +69,5 @@ def _what(cell: Cell) -> str:
 def _abstract(x: Value) -> AbstractArgument:
     """An argument of a trace that stands for a value or, if `x` is a cell, for a ref."""
     if not isinstance(x, Cell):
-        return AbstractArgument(_jax.typeof(x))
-    return AbstractArgument(RefType.of(_jax.AbstractRef(_jax.typeof(x.read())), x.origin))
+        return AbstractArgument(jax.typeof(x))
+    return AbstractArgument(RefType.of(_jax.AbstractRef(jax.typeof(x.read())), x.origin))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from refs import _jax
 from refs._discharge.cells import Cell, merge, split
 from refs._discharge.interpreter import Context
@@ -42,7 +44,7 @@ def call_reversible(
         return [*map(_jax.output, out), *new]
 
     inputs = [*map(_jax.output, (*scope.state, *scope.constants, *split(args)))]
-    types = [*map(_jax.typeof, inputs)]
+    types = [*map(jax.typeof, inputs)]
 
     def program() -> Program:
         state, constants, arrays = parts(types)
