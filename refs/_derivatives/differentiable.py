@@ -75,7 +75,7 @@ class Differentiable:
         trace = _Differentiated(_jax.current_trace(), self._outside, self._access)
         for ref, value in zip(refs, values[n:], strict=True):
             trace.open(ref, value)
-        with to_be_discharged(), _jax.without_hi_primitives(), _jax.set_current_trace(trace):
+        with to_be_discharged(), _jax.set_current_trace(trace):
             args, kwargs = self.inputs.rebuild(refs, values[:n])
             result = advised(self._fun)(*args, **kwargs)
         output, aux = result if self.has_aux else (result, None)

@@ -42,7 +42,7 @@ from refs._tracing import touch_analysis
 from refs._tracing.derivative_rules import has_custom_rules, has_custom_vjp, touched_by_rules
 from refs._tracing.facts import can_fail, can_fail_itself
 from refs._tracing.names import one_name
-from refs._tracing.trace import AbstractArgument, ref_type, rules_where
+from refs._tracing.trace import ref_type, rules_where
 from refs._types import Atom, Aval, ClosedJaxpr, Primitive, RefLike, Value
 from refs.errors import RefEscapeError
 
@@ -153,20 +153,26 @@ class OpByOp(_jax.Trace):
         # Most operations of `jax.numpy` are such calls, with many parameters.
         is_call = primitive is _jax.jit_p
         inner = [_jax.jit_params(params).jaxpr] if is_call else _jax.jaxprs_in(params)
-        has_refs = takes_or_makes_refs(primitive, operands)
-        if not has_refs and all(map(only_computes, inner)):
+        operation: Any = Operation(primitive, params)
+        has_refs = takes_or_makes_refs(operation, operands)
+        is_custom = _jax.has_rules(operation)
+        if not (has_refs or is_custom) and all(map(only_computes, inner)):
             self.can_fail = self.can_fail or can_fail_itself(primitive)
             return self.bind(primitive, operands, params, inner)
         self._note(primitive, inner)
+        self.has_custom_vjp |= _jax.is_custom_vjp(operation)
         # JAX's own derivatives leave tracers in jaxprs, where they aren't operands.
         is_open = self.is_staged and touch_analysis.close_over_values_of(self.parent, inner)
         concerns_us = has_refs or is_open or runs_over_refs(primitive, inner)
-        if not concerns_us and not self._has_rules(inner):
+        may_run_rules = self.is_differentiated and (
+            is_custom or any(has_custom_rules(closed.jaxpr) for closed in inner)
+        )
+        if not concerns_us and not may_run_rules:
             return self.bind(primitive, operands, params, inner)
         jaxpr = _jax.as_jaxpr(primitive, [_type_of(x) for x in operands], params)
         if not concerns_us and not touched_by_rules(*jaxpr.eqns):
             return self.bind(primitive, operands, params, inner)
-        made = None if self.is_staged else made_of(primitive, params)
+        made = None if self.is_staged or is_custom else made_of(primitive, params)
         out = self._discharged(jaxpr, operands, made)
         return out if primitive.multiple_results else out[0]
 
@@ -242,10 +248,6 @@ class OpByOp(_jax.Trace):
                 return self.parent.process_primitive(primitive, operands, params)
             except _jax.NaNFound as error:
                 _jax.raise_about_nan(error, inner, operands)
-
-    def _has_rules(self, inner: Sequence[ClosedJaxpr]) -> bool:
-        """Whether derivative rules in these jaxprs may run."""
-        return self.is_differentiated and any(has_custom_rules(c.jaxpr) for c in inner)
 
     # -- discharge --------------------------------------------------------------------------------
 
@@ -336,7 +338,7 @@ class OpByOp(_jax.Trace):
         params: dict[str, Any],
     ) -> Any:
         """Binds a primitive of functions by tracing it to an equation, which is discharged."""
-        types = [AbstractArgument(_type_of(x)) for x in operands]
+        types = [_jax.AbstractArgument(_type_of(x)) for x in operands]
         with _jax.set_current_trace(self.parent):
             jaxpr, as_given = _jax.trace_functions(primitive, funs, types, params)
         return as_given(self._discharged(jaxpr, operands))

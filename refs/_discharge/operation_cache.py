@@ -17,7 +17,7 @@ from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._tracing import derivative_rules, touch_analysis
-from refs._tracing.trace import AbstractArgument, unique
+from refs._tracing.trace import unique
 from refs._tracing.weak_memo import WeakMemo
 from refs._types import Primitive, PyTree, Value
 
@@ -109,7 +109,7 @@ def _compiled(
 
     # Only the jaxpr of `pure` is kept, as `pure` holds the refs. It is traced in `eval_trace`, as
     # rules in it hold the trace around them.
-    types = jax.tree.map(lambda x: AbstractArgument(jax.typeof(x)), ([*contents], [*arrays]))
+    types = jax.tree.map(lambda x: _jax.AbstractArgument(jax.typeof(x)), ([*contents], [*arrays]))
     with _jax.set_current_trace(_jax.eval_trace):
         jaxpr, out = jax.make_jaxpr(pure, return_shape=True)(*types)
     tree = jax.tree.structure(out)

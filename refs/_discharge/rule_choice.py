@@ -25,7 +25,6 @@ from refs._origin import user_site
 from refs._tracing import touch_analysis
 from refs._tracing.derivative_rules import has_custom_rules
 from refs._tracing.facts import can_fail
-from refs._tracing.trace import AbstractArgument
 from refs._types import ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 from refs.errors import MissingRuleError
 
@@ -39,11 +38,11 @@ def rule_of(eqn: Eqn, args: Sequence[Value], must_discharge: bool) -> Rule | Non
     Raises:
       MissingRuleError: if a primitive without a rule takes a ref of the program.
     """
-    rule = rule_for(eqn.primitive)
+    rule = rule_for(_jax.primitive_of(eqn))
     if rule is not None:
         return rule if must_discharge or _involves_refs(eqn, args) else None
     inner = _jax.jaxprs_in(eqn.params)
-    described = next(_taken(args, inner), None)
+    described = next(taken(args, inner), None)
     if described is None:
         return _discharge_inside if any(map(_makes_refs, inner)) else None
     raise MissingRuleError(
@@ -104,9 +103,13 @@ def _held(parameter: Any) -> Iterable[Any]:
     return itertools.chain(names.nonlocals.values(), names.globals.values())
 
 
-def takes_or_makes_refs(primitive: Primitive, operands: Sequence[Value]) -> bool:
-    """Whether an operation that isn't an equation yet takes a ref, or makes one."""
-    return primitive in _MAKERS or any(map(is_ref, operands))
+def takes_or_makes_refs(operation: Any, operands: Sequence[Value]) -> bool:
+    """Whether an operation takes a ref, or makes one."""
+    return (
+        operation.primitive in _MAKERS
+        or _jax.is_scan_of_refs(operation)
+        or any(map(is_ref, operands))
+    )
 
 
 _MAKERS = frozenset([_jax.new_ref_p, _jax.empty_ref_p])
@@ -137,7 +140,8 @@ def _only_computes(jaxpr: Jaxpr) -> bool:
 
 def _involves_refs(eqn: Eqn, args: Sequence[Value]) -> bool:
     return (
-        any(isinstance(a, Cell) for a in args)
+        _jax.is_scan_of_refs(eqn)
+        or any(isinstance(a, Cell) for a in args)
         or any(_jax.is_ref_type(v.aval) for v in eqn.outvars)
         or any(
             touch_analysis.holds_refs(closed) or touch_analysis.closes_over_tracers(closed)
@@ -146,7 +150,7 @@ def _involves_refs(eqn: Eqn, args: Sequence[Value]) -> bool:
     )
 
 
-def _taken(args: Sequence[Value], inner: Sequence[ClosedJaxpr]) -> Iterator[str]:
+def taken(args: Sequence[Value], inner: Sequence[ClosedJaxpr]) -> Iterator[str]:
     """Descriptions, for messages, of the refs of the program that an equation takes."""
     yield from (a.describe() for a in args if isinstance(a, Cell))
     for closed in inner:
@@ -167,7 +171,7 @@ def _discharge_inside(ctx: Any, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
         closed = _jax.as_closed(jaxpr)
         if closed is not jaxpr or not _makes_refs(closed):
             return jaxpr
-        arguments = map(AbstractArgument, closed.in_avals)
+        arguments = map(_jax.AbstractArgument, closed.in_avals)
         return jax.make_jaxpr(lambda *xs: type(ctx)().eval(closed, xs))(*arguments)
 
     return _jax.bind_eqn(_jax.map_closed(eqn, pure), args)

@@ -131,8 +131,8 @@ class Accesses:
 def _span_of(eqn: Eqn, k: int) -> str | None:
     """What a jaxpr in an equation is, if it is repeated, chosen or mapped."""
     line = _jax.user_line(eqn)
-    if eqn.primitive is _jax.scan_p:
-        n, loop = eqn.params["length"], "fori_loop" if _jax.is_fori_loop(eqn) else "scan"
+    if _jax.primitive_of(eqn) is _jax.scan_p:
+        n, loop = _jax.scan_params(eqn).length, "fori_loop" if _jax.is_fori_loop(eqn) else "scan"
         return f"{loop} of {n:,} step{'s' * (n != 1)} at {line}"
     if eqn.primitive is _jax.while_p:
         loop = "fori_loop" if _jax.is_fori_loop(eqn) else "while_loop"

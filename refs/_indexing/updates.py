@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from refs import _jax
 from refs._indexing.values import fit
 from refs._types import Indexer, PyTree, Value
 
@@ -62,7 +63,7 @@ def _apply_each(x: Value, idx: tuple[Indexer, ...], fn: Callable[[Value], Value]
     def step(k: Value, flat: Value) -> Value:
         return flat.at[place[k]].set(fit(fn(flat[place[k]]), (), x.dtype))
 
-    return lax.fori_loop(0, place.size, step, x.ravel()).reshape(x.shape)
+    return _jax.fori_loop(0, place.size, step, x.ravel()).reshape(x.shape)
 
 
 def _multiply(x: Value, idx: tuple[Indexer, ...], y: Value) -> Value:

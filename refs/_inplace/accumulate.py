@@ -185,9 +185,7 @@ class _Sums:
             return (
                 output < n
                 and self._is_zeros(eqn.invars[first + output])
-                and self.within(_jax.scan_params(eqn.params).jaxpr.jaxpr).only_adds(
-                    first + output, output
-                )
+                and self.within(_jax.scan_params(eqn).jaxpr.jaxpr).only_adds(first + output, output)
             )
         if eqn.primitive is _jax.cond_p:
             branches = [_jax.as_closed(b).jaxpr for b in eqn.params["branches"]]
@@ -242,7 +240,7 @@ class _Sums:
             self.lowest = min(self.lowest, deposit.eqn)
         if eqn.primitive is _jax.scan_p:
             invars = list(eqn.invars)
-            invars[_jax.scan_params(eqn.params).num_consts + deposit.output] = base
+            invars[_jax.scan_params(eqn).num_consts + deposit.output] = base
             self.body.eqns[deposit.eqn] = eqn.replace(invars=invars)
             return eqn.outvars[deposit.output]
         if eqn.primitive is _jax.cond_p:

@@ -69,7 +69,7 @@ def _joins(eqn: Eqn) -> bool:
 
 def _is_elementwise(eqn: Eqn) -> bool:
     """Whether an element of the result depends only on scalars and on elements in its place."""
-    if not facts_of(eqn.primitive).elementwise:
+    if not facts_of(eqn).elementwise:
         return False
     shapes = (), shape(eqn.outvars[0])
     return all(can_pass(v) and shape(v) in shapes for v in (*eqn.invars, *eqn.outvars))

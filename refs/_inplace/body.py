@@ -122,7 +122,7 @@ def is_small(atom: Atom, buffer: Atom) -> bool:
 
 def is_update(eqn: Eqn) -> bool:
     """Whether an equation returns its first operand with a few elements changed."""
-    return facts_of(eqn.primitive).in_place == "update"
+    return facts_of(eqn).in_place == "update"
 
 
 def is_set(eqn: Eqn) -> bool:
@@ -132,7 +132,7 @@ def is_set(eqn: Eqn) -> bool:
 
 def is_read(eqn: Eqn) -> bool:
     """Whether an equation returns a part of its first operand."""
-    return facts_of(eqn.primitive).in_place == "read"
+    return facts_of(eqn).in_place == "read"
 
 
 def is_like(atom: Atom, other: Atom) -> bool:
@@ -152,7 +152,7 @@ def may_update(eqn: Eqn) -> bool:
 
 
 def is_add(eqn: Eqn) -> bool:
-    return facts_of(eqn.primitive).in_place == "add"
+    return facts_of(eqn).in_place == "add"
 
 
 def carries(eqn: Eqn) -> tuple[int, int] | None:
@@ -160,7 +160,7 @@ def carries(eqn: Eqn) -> tuple[int, int] | None:
 
     The position of the first one, and how many. None for any other equation.
     """
-    found = facts_of(eqn.primitive).carries
+    found = facts_of(eqn).carries
     return found(eqn) if found is not None else None
 
 

@@ -47,7 +47,7 @@ def flatten(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
 def is_worth_it(jaxpr: Jaxpr) -> bool:
     """Whether anything in the jaxpr, or in the jaxprs in it, may be updated in place."""
     return _overwrites(jaxpr) or any(
-        facts_of(eqn.primitive).in_place in ("update", "deposit")
+        facts_of(eqn).in_place in ("update", "deposit")
         or eqn.primitive is host_callback_p
         or any(is_worth_it(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
         for eqn in jaxpr.eqns
@@ -125,7 +125,7 @@ def without_rules(jaxpr: Jaxpr) -> Jaxpr:
     functions = {
         inner.jaxpr
         for eqn in _jax.all_equations(jaxpr.eqns)
-        if _jax.has_rules(eqn)
+        if _jax.has_rules(eqn) or _jax.primitive_of(eqn) is _jax.remat_p
         for inner in _jax.jaxprs_in(eqn.params)
     }
 
@@ -138,7 +138,7 @@ def without_rules(jaxpr: Jaxpr) -> Jaxpr:
 
 def is_call(eqn: Eqn) -> bool:
     """Whether an equation is no more than the call of a jaxpr."""
-    return eqn.primitive in _CALLS
+    return _jax.primitive_of(eqn) in _CALLS
 
 
 _CALLS = {
@@ -190,7 +190,7 @@ def _put_onto(jaxpr: Jaxpr) -> set[Any]:
     """The inputs of a jaxpr that are only read in part, added to, and updated."""
     found = {v for v in jaxpr.invars if is_buffer(v)}
     for eqn in jaxpr.eqns:
-        if facts_of(eqn.primitive).in_place in ("update", "read"):
+        if facts_of(eqn).in_place in ("update", "read"):
             found.difference_update(filter(is_var, eqn.invars[1:]))
         elif not is_add(eqn):
             found.difference_update(filter(is_var, eqn.invars))

@@ -210,7 +210,7 @@ def _updated(eqn: Eqn) -> list[Atom]:
 
 def is_computed_once(eqn: Eqn) -> bool:
     """Whether XLA never repeats an equation where its results are used."""
-    return facts_of(eqn.primitive).is_computed_once or has_jaxprs(eqn) or bool(eqn.effects)
+    return facts_of(eqn).is_computed_once or has_jaxprs(eqn) or bool(eqn.effects)
 
 
 def has_jaxprs(eqn: Eqn) -> bool:

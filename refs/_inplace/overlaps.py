@@ -149,7 +149,7 @@ class _Overlaps:
                 continue  # XLA computes it before the update.
             if is_read(eqn) and is_in_place and self.places.is_own(eqn, update):
                 continue
-            is_in_place &= facts_of(eqn.primitive).elementwise or unmoved(eqn) is not None
+            is_in_place &= facts_of(eqn).elementwise or unmoved(eqn) is not None
             new = {(w, is_in_place) for w in eqn.invars if is_var(w)} - seen
             seen |= new
             rest += new

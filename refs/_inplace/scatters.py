@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode
 
+from refs import _jax
 from refs._indexing.places import longest, narrow
 from refs._inplace.body import Body, is_set, replaced
 from refs._inplace.gathers import FEWER, are_few
@@ -81,7 +82,7 @@ def _updates(
         return lax.dynamic_update_slice(operand, new, starts, allow_negative_indices=False)
 
     if n_rows > FEWER:
-        return lax.fori_loop(0, n_rows, update, operand)
+        return _jax.fori_loop(0, n_rows, update, operand)
     # A loop over very few rows costs more, in counters and calls, than the updates one by one. They
     # are equations here, not left to `unroll`: the next stages put fences between them.
     for k in range(n_rows):

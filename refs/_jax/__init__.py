@@ -11,6 +11,7 @@ from refs._jax.arrays import *  # noqa: F403
 from refs._jax.callbacks import *  # noqa: F403
 from refs._jax.calls import *  # noqa: F403
 from refs._jax.equations import *  # noqa: F403
+from refs._jax.forms import *  # noqa: F403
 from refs._jax.hijax import *  # noqa: F403
 from refs._jax.linear import *  # noqa: F403
 from refs._jax.names import *  # noqa: F403

@@ -64,7 +64,7 @@ class _MayHold(dict[type, bool]):
 
 
 _JAXPRS = (Jaxpr, ClosedJaxpr)
-_HOLDERS = (*_JAXPRS, _HiPrimitive) if _HiPrimitive else _JAXPRS
+_HOLDERS = (*_JAXPRS, jax.stages.Traced, _HiPrimitive) if _HiPrimitive else _JAXPRS
 _may_hold = _MayHold()
 
 
@@ -79,6 +79,8 @@ def jaxprs_in(params: dict[str, Any]) -> list[ClosedJaxpr]:
                 continue
             if isinstance(item, _JAXPRS):
                 found.append(as_closed(item))
+            elif isinstance(item, jax.stages.Traced):
+                found.append(as_closed(item.jaxpr))
             elif isinstance(item, _HiPrimitive):
                 found += jaxprs_in(item.params)
     return found
@@ -91,10 +93,17 @@ def split_params(
     jaxprs: list[Jaxpr | ClosedJaxpr] = []
     rest: list[tuple[str, Any]] = []
     for name, value in params.items():
-        items = value if isinstance(value, tuple | list) else (value,)
-        found = [x for x in items if isinstance(x, Jaxpr | ClosedJaxpr)]
+        if isinstance(value, _HiPrimitive):
+            found, within = split_params(value.params)
+            rest += (name, type(value)), *within
+        elif isinstance(value, jax.stages.Traced):
+            found = [value.jaxpr]
+        else:
+            items = value if isinstance(value, tuple | list) else (value,)
+            found = [x for x in items if isinstance(x, Jaxpr | ClosedJaxpr)]
+            value = tuple(value) if isinstance(value, list) else value
+            rest.append((name, len(found) or value))
         jaxprs += found
-        rest.append((name, len(found) or value))
     return jaxprs, tuple(rest)
 
 

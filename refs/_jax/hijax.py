@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import ad_checkpoint, config
 from jax._src.hijax import MappingSpec as MappingSpec
-from jax._src.hijax import call_hi_primitive_p as call_hi_primitive_p
 from jax._src.interpreters.batching import is_vmappable as is_vmappable
 from jax._src.interpreters.batching import spec_types
 from jax._src.lax.control_flow import solves
@@ -20,39 +17,45 @@ from refs._jax.names import is_ref_type
 from refs._types import Eqn, PyTree, Value
 
 __all__ = [
-    "MappingSpec", "call_hi_primitive_p", "has_its_own_axes", "hi_function", "is_axis",
-    "is_of_hi_type", "is_vmappable", "without_hi_primitives",
+    "MappingSpec", "has_its_own_axes", "hi_function", "is_axis", "is_of_hi_type", "is_vmappable",
 ]  # fmt: skip
 
-# The newest JAX makes a hi primitive of `custom_root`, and of `checkpoint` if configured so.
-_CHECKPOINT: Any = getattr(ad_checkpoint, "RematTraced", ())
+# The newest JAX makes a hi primitive of `custom_root`.
 _ROOT: Any = getattr(solves, "CustomRoot", ())
 # A part of the derivative of a `custom_root`. Its own derivative is that of its expansion.
 _DERIVED: Any = getattr(solves, "_RootLinearMap", ())
 
 
-def hi_function(eqn: Eqn, refuse: Callable[[], Any]) -> Callable[..., list[Value]]:
-    """The expansion of a hi primitive, as a function of its flat operands, refs among them.
+def hi_function(
+    eqn: Eqn, places: Sequence[int], refuse: Callable[[], Any]
+) -> Callable[..., list[Value]]:
+    """The expansion of a hi primitive, as a function of its distinct operands, refs among them.
+
+    `places` says for each operand which of the distinct ones it is.
 
     Where the primitive's derivative may differ from that of its expansion, differentiating the
     function calls `refuse`, which raises.
     """
     prim = eqn.params["_prim"]
 
-    def expanded(*args: Any) -> list[Value]:
-        return jax.tree.leaves(prim.expand(*jax.tree.unflatten(prim.in_tree, args)))
+    def as_given(items: Sequence[Any]) -> Any:
+        return jax.tree.unflatten(prim.in_tree, [items[k] for k in places])
 
-    if isinstance(prim, _CHECKPOINT):
-        prevent_cse = getattr(prim, "prevent_cse", True)  # not in the oldest JAX
-        return jax.checkpoint(expanded, prevent_cse=prevent_cse, policy=prim.policy)
+    def expanded(*items: Any) -> list[Value]:
+        return jax.tree.leaves(prim.expand(*as_given(items)))
+
     if isinstance(prim, _DERIVED):
         return expanded
     call = jax.custom_jvp(expanded)
-    call.defjvp(_root_rule(prim, call) if isinstance(prim, _ROOT) else lambda *_: refuse())
+    call.defjvp(
+        _root_rule(prim, as_given, call) if isinstance(prim, _ROOT) else lambda *_: refuse()
+    )
     return call
 
 
-def _root_rule(prim: Any, call: Callable[..., Any]) -> Callable[[PyTree, PyTree], Any]:
+def _root_rule(
+    prim: Any, as_given: Callable[..., Any], call: Callable[..., Any]
+) -> Callable[[PyTree, PyTree], Any]:
     """The JVP rule of `custom_root`: the implicit function theorem.
 
     It works like `CustomRoot.lin`, with refs among the operands.
@@ -62,9 +65,9 @@ def _root_rule(prim: Any, call: Callable[..., Any]) -> Callable[[PyTree, PyTree]
         out = call(*primals)
         solution = jax.tree.unflatten(prim.out_tree, out)
         root, aux = solution if prim.has_aux else (solution, ())
-        _, _, f_consts, tangent_consts = jax.tree.unflatten(prim.in_tree, primals)
+        _, _, f_consts, tangent_consts = as_given(primals)
         given, tree = jax.tree.flatten(f_consts)
-        rates = jax.tree.leaves(jax.tree.unflatten(prim.in_tree, tangents)[2])
+        rates = jax.tree.leaves(as_given(tangents)[2])
         smooth = [k for k, x in enumerate(given) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
         def residual(values: list[Value]) -> Any:
@@ -87,17 +90,6 @@ def _is_ref(x: Value) -> bool:
 
 def _value(x: Value) -> Value:
     return x[...] if _is_ref(x) else x
-
-
-@contextlib.contextmanager
-def without_hi_primitives() -> Iterator[None]:
-    """Meanwhile JAX makes no hi primitives of `checkpoint`, `scan` and custom rules."""
-    with contextlib.ExitStack() as stack:
-        for name in ("remat3", "scan3", "custom_jvp3", "custom_vjp3"):
-            switch = getattr(config, name, None)
-            if switch is not None and switch.value:
-                stack.enter_context(switch(False))
-        yield
 
 
 def is_of_hi_type(x: Value) -> bool:

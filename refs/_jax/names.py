@@ -15,7 +15,6 @@ from jax._src.config import disable_jit
 from jax._src.config import trace_context as trace_context
 from jax._src.core import (
     aval_mapping_handlers,
-    get_referent,
     pytype_aval_mappings,
     shard_aval_handlers,
     trace_ctx,
@@ -50,7 +49,6 @@ from jax.interpreters import partial_eval as _partial_eval
 from jax.ref import AbstractRef as AbstractRef
 from jax.ref import Ref as NativeRef
 
-from refs._jax.primitives import passing_primitives
 from refs._types import (
     Atom,
     Aval,
@@ -63,18 +61,17 @@ from refs._types import (
 )
 
 __all__ = [
-    "AbstractRef", "AccumEffect", "ArrayImpl", "BitcastTransform", "DistinctIndexer", "Literal",
-    "NDIndexer", "NativeRef", "ReadEffect", "RefEffect", "ReshapeTransform", "Slice", "Tracer",
-    "TransposeTransform", "WriteEffect", "at_top_level", "aval_method", "aval_property",
-    "axes_beyond", "bitcast",
-    "can_pin", "context_in_jit", "current_trace",
-    "def_effectful_abstract_eval", "depends_on", "eval_trace", "fun_name",
+    "AbstractArgument", "AbstractRef", "AccumEffect", "ArrayImpl", "BitcastTransform",
+    "DistinctIndexer", "Literal", "NDIndexer", "NativeRef", "ReadEffect", "RefEffect",
+    "ReshapeTransform", "Slice", "Tracer", "TransposeTransform", "WriteEffect", "at_top_level",
+    "aval_method", "aval_property", "axes_beyond", "bitcast", "can_pin", "context_in_jit",
+    "current_trace", "def_effectful_abstract_eval", "depends_on", "eval_trace", "fun_name",
     "has_explicit_sharding", "is_callback_frame", "is_jit_disabled", "is_key",
     "is_on_explicit_mesh", "is_ref_type", "mapped_aval", "name_arguments", "native_buffer",
-    "passed_on", "refuse_placement", "register_batching", "register_handle",
-    "register_lowering", "register_ref_type", "register_type_of", "retype", "set_native_buffer",
-    "shaped_abstractify", "source_line", "trace_context", "trace_of", "trace_state", "type_in_jit",
-    "unwrap_keys", "var_of", "vary_as", "varying_axes", "varying_no_more",
+    "refuse_placement", "register_batching", "register_handle", "register_lowering",
+    "register_ref_type", "register_type_of", "retype", "set_native_buffer",
+    "shaped_abstractify", "source_line", "trace_context", "trace_of", "trace_state",
+    "type_in_jit", "unwrap_keys", "var_of", "vary_as", "varying_axes", "varying_no_more",
     "wrap_keys", "zeros_like_aval",
 ]  # fmt: skip
 
@@ -233,16 +230,6 @@ def var_of(tracer: Tracer) -> Atom | None:
     return var if isinstance(var, Var | Literal) else None
 
 
-def passed_on(ref: RefLike) -> RefLike:
-    """The ref that `passing_primitives` took and returned as `ref`; `ref` itself if none did."""
-    while (eqn := getattr(ref, "parent", None)) is not None and (
-        eqn.primitive in passing_primitives
-    ):
-        # A handle that is closed over is a constant of the trace.
-        ref = get_referent(eqn.in_tracers[0])
-    return ref
-
-
 def retype(ref: RefLike, wrap: Callable[[Aval], Aval]) -> RefLike:
     """Gives a ref that JAX made in a trace this library's ref type: `wrap` of its present type."""
     if not isinstance(ref, Tracer):
@@ -341,6 +328,16 @@ def refuse_placement(ref_type: type, refuse: Callable[[Aval], Any]) -> None:
 def register_type_of(kind: type, aval_of: Callable[[Any], Aval]) -> None:
     """Makes `jax.typeof(x)` return `aval_of(x)` for objects of the class `kind`."""
     pytype_aval_mappings[kind] = aval_of
+
+
+class AbstractArgument:
+    """Stands for a ref or an array of a given type in the arguments of a trace."""
+
+    def __init__(self, aval: Aval):
+        self.aval = aval
+
+
+register_type_of(AbstractArgument, lambda spec: spec.aval)
 
 
 @jax.tree_util.register_pytree_node_class

@@ -24,7 +24,7 @@ from refs._inplace import run_in_place
 from refs._jit.executable import TypesDiffer
 from refs._jit.staged import Staged, Staging
 from refs._tracing.touch_analysis import Rules, uses_refs
-from refs._tracing.trace import AbstractArgument, advised, strip_refs
+from refs._tracing.trace import advised, strip_refs
 from refs._transactions.signature import Choice, are_arrays
 from refs._types import ClosedJaxpr, PyTree, PyTreeDef, Value
 
@@ -136,7 +136,7 @@ class Plain:
             self.is_seen = True
             return self
         context = Context(rules=Rules.MAY_WRITE)
-        leaves = [*map(AbstractArgument, closed.in_avals)]
+        leaves = [*map(_jax.AbstractArgument, closed.in_avals)]
         pure = jax.make_jaxpr(lambda *leaves: program.run(context, [], leaves))(*leaves)
         return self._discharged_form(self.captured, pure, traced.out_tree)
 

@@ -64,7 +64,6 @@ class Staging(OpByOp):
         # and then trace them after all: what a predicate writes would be written twice.
         with (
             jax.disable_jit(False),
-            _jax.without_hi_primitives(),
             to_be_discharged(),
             self._names.known(),
             _jax.set_current_trace(self),

@@ -123,7 +123,7 @@ class LaneAnalysis:
     def _step(
         self, eqn: Eqn, refs: dict[int, Contents], args: list[Any], diverged: bool, is_used: bool
     ) -> list[Any]:
-        primitive = eqn.primitive
+        primitive = _jax.primitive_of(eqn)
         if primitive is _jax.get_p or primitive is _jax.freeze_p:
             return [self._get(eqn, is_used, *args)]
         if primitive is _jax.swap_p:
@@ -141,7 +141,7 @@ class LaneAnalysis:
         if primitive is lax.optimization_barrier_p:  # JAX 0.12 returns no refs.
             is_returned = len(eqn.outvars) == len(args)
             return [a for a in args if is_returned or not isinstance(a, Contents)]
-        if facts_of(primitive).runs_once:
+        if facts_of(eqn).runs_once:
             [(inner, _)] = inner_calls(eqn)
             return self._run(inner, refs, args, diverged)
         return self._unknown(eqn, refs, diverged, args)
@@ -285,7 +285,8 @@ class LaneAnalysis:
     def _scan(
         self, eqn: Eqn, refs: dict[int, Contents], diverged: bool, args: list[Any]
     ) -> list[Any]:
-        p = _jax.scan_params(eqn.params)
+        p = _jax.scan_params(eqn)
+        args = [args[k] for k in p.order]
         end = p.num_consts + p.num_carry
         rows: list[Any] = []
 
@@ -319,13 +320,13 @@ class LaneAnalysis:
         axes = eqn.params.get("axes", eqn.params.get("axis_name"))
         axes = axes if isinstance(axes, tuple) else (axes,)
         is_whole = eqn.params.get("axis_index_groups") is None
-        return facts_of(eqn.primitive).lanes == "agree" and self._axis_name in axes and is_whole
+        return facts_of(eqn).lanes == "agree" and self._axis_name in axes and is_whole
 
     def _asks_which_lane(self, eqn: Eqn) -> bool:
         """Whether a collective in it gives lanes different results, as `axis_index` does."""
         if self._axis_name is None:
             return False
-        return facts_of(eqn.primitive).lanes == "differ" or any(
+        return facts_of(eqn).lanes == "differ" or any(
             self._asks_which_lane(e)
             for inner in _jax.jaxprs_in(eqn.params)
             for e in inner.jaxpr.eqns

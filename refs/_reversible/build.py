@@ -117,11 +117,12 @@ class Builder:
             or any(_jax.is_ref_type(v.aval) for v in eqn.outvars)
             or any(map(touch_analysis.uses_refs, inner))
         )
-        if eqn.primitive is _jax.remat_p and touches_refs:
+        primitive = _jax.primitive_of(eqn)
+        if primitive is _jax.remat_p and touches_refs:
             [closed] = inner
             return self.eval(closed, args)
-        rule = RULES.get(eqn.primitive)
-        if rule is not None and (touches_refs or eqn.primitive is _jax.while_p):
+        rule = RULES.get(primitive)
+        if rule is not None and (touches_refs or primitive is _jax.while_p):
             return rule(self, eqn, args)
         if touches_refs:
             described = next((a.describe() for a in args if isinstance(a, Cell)), "refs")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import zero_from_primal
 
 from refs import _jax
 from refs._reversible.backward import Backward, Kept, agree
@@ -67,7 +68,7 @@ def differentiable(
             lambda fixed, cts: _back(program, settings, tree.unflatten(fixed), moving, varied, cts),
         )
         found = linear_map_p.bind(*fixed, *(along[k] for k in moving), linear=linear)
-        of_out = [_jax.zero_tangent(x) for x in out]
+        of_out = [zero_from_primal(x, symbolic_zeros=True) for x in out]
         for k, t in zip(varied, found, strict=True):
             of_out[k] = t
         return out, of_out

@@ -23,7 +23,6 @@ from refs._reversible.nodes import (
     unbroadcast,
     variables,
 )
-from refs._tracing.trace import AbstractArgument
 from refs._types import Eqn, Value
 from refs.errors import NotReversibleError
 
@@ -150,8 +149,8 @@ def used_by_pullback(node: Equation, active: tuple[int, ...]) -> list[int]:
         _, pull = node._vjp(values, active)
         return pull(cts)
 
-    cts = [AbstractArgument(v.aval) for v in smooth]
-    traced = jax.make_jaxpr(pulled)([*map(AbstractArgument, avals)], cts)
+    cts = [_jax.AbstractArgument(v.aval) for v in smooth]
+    traced = jax.make_jaxpr(pulled)([*map(_jax.AbstractArgument, avals)], cts)
     if any(isinstance(c, _jax.Tracer) for c in traced.consts):
         raise NotReversibleError(
             f"reversible: the derivative rule of `{node.eqn.primitive}` at {node.line} closes over "

@@ -63,7 +63,8 @@ def _continue(
 
 
 def _scan(b: Builder, eqn: Eqn, args: Sequence[Any]) -> list[Any]:
-    p = _jax.scan_params(eqn.params)
+    p = _jax.scan_params(eqn)
+    args = [args[k] for k in p.order]
     line = _jax.user_line(eqn)
     first = p.num_consts + p.num_carry
     given = [*args[:first], *(Row(a) if isinstance(a, Cell) else a for a in args[first:])]

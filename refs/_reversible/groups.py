@@ -40,7 +40,6 @@ from refs._reversible.nodes import (
 )
 from refs._reversible.places import Literal
 from refs._reversible.versions import Accumulate
-from refs._tracing.trace import AbstractArgument
 from refs._types import ClosedJaxpr, Value
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def _group(members: Sequence[Equation], outs: Sequence[Var]) -> Group:
             env.update(zip(node.outs, node.run(operands), strict=True))
         return [env[v] for v in outs]
 
-    types = [AbstractArgument(x.aval) for x in ins]
+    types = [_jax.AbstractArgument(x.aval) for x in ins]
     closed = jax.make_jaxpr(compute)(*types)
     traced = jax.make_jaxpr(lambda *xs: group_p.bind(*xs, jaxpr=closed))(*types)
     [eqn] = traced.jaxpr.eqns

@@ -13,7 +13,6 @@ from refs import _jax
 from refs._handles.access import describe
 from refs._handles.predicates import is_ref
 from refs._reversible.inverses import INVERSES, Given, Inverse
-from refs._tracing.trace import AbstractArgument
 from refs._types import Aval, ClosedJaxpr, Value
 from refs.errors import RefTypeError, RefValueError
 
@@ -114,7 +113,7 @@ def inverse(fun: Callable[P, R], back: Callable[..., Any]) -> Callable[P, R]:
 
 
 def _traced(fun: Callable[..., Any], types: Sequence[Aval]) -> ClosedJaxpr:
-    return jax.make_jaxpr(fun)(*map(AbstractArgument, types))
+    return jax.make_jaxpr(fun)(*map(_jax.AbstractArgument, types))
 
 
 def _run(*operands: Value, jaxpr: ClosedJaxpr, back: ClosedJaxpr) -> list[Value]:

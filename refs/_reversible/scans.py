@@ -68,7 +68,7 @@ class Scan(Loop):
             new = like(out[: self.n_carry], carry)
             return (new, buffers, i + 1), (out[self.n_carry :], saved)
 
-        return lax.scan(
+        return _jax.scan(
             step,
             (carry, buffers, jnp.int32(0)),
             list(rest[self.n_carry :]),
@@ -117,7 +117,7 @@ class Scan(Loop):
             return (n - 1, carry), out
 
         # The number is carried: of an array of all of them XLA would make one.
-        (_, carry), out = lax.scan(
+        (_, carry), out = _jax.scan(
             one,
             (jnp.int32(self.length - 1), carry),
             ([*rows.values()], extra),

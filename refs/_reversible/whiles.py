@@ -83,4 +83,4 @@ class While(Loop):
             return step(carry, {**fixed, **self._counted(at, needs, before)}, before, extra)[0]
 
         n = at(self.count)
-        return lax.fori_loop(0, n, one, carry), extra
+        return _jax.fori_loop(0, n, one, carry), extra

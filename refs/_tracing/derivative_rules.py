@@ -103,13 +103,13 @@ class _ForwardRule(NamedTuple):
 
 
 def _forward_rule(eqn: Eqn) -> _ForwardRule:
-    fun = _function(eqn)
-    if fun not in _forward_rules:
-        _forward_rules[fun] = _traced_rule(eqn)
-    return _forward_rules[fun]
+    rules = _jax.rules_of(eqn)
+    if rules not in _forward_rules:
+        _forward_rules[rules] = _traced_rule(eqn)
+    return _forward_rules[rules]
 
 
-_forward_rules: WeakKeyDictionary[Jaxpr, _ForwardRule] = WeakKeyDictionary()
+_forward_rules: WeakKeyDictionary[Any, _ForwardRule] = WeakKeyDictionary()
 
 
 def _traced_rule(eqn: Eqn) -> _ForwardRule:
@@ -130,12 +130,6 @@ def _of_refs(items: Sequence[Any], kinds: Sequence[Touch]) -> Iterator[tuple[Any
             yield x, kind
 
 
-def _function(eqn: Eqn) -> Jaxpr:
-    """The function that an equation with rules calls."""
-    [closed] = _jax.jaxprs_in(eqn.params)
-    return closed.jaxpr
-
-
 def is_open(eqn: Eqn, is_known: bool = False) -> bool:
     """Whether rules in an equation may touch refs or close over values of the trace around it.
 
@@ -143,7 +137,7 @@ def is_open(eqn: Eqn, is_known: bool = False) -> bool:
     """
     if not _jax.has_rules(eqn):
         return any(is_open_in(inner.jaxpr, is_known) for inner in _jax.jaxprs_in(eqn.params))
-    is_closed = not _jax.is_custom_vjp(eqn) or (is_known and _function(eqn) in _closed)
+    is_closed = not _jax.is_custom_vjp(eqn) or (is_known and _jax.rules_of(eqn) in _closed)
     return not (is_closed and _forward_rule(eqn).is_closed)
 
 
@@ -157,9 +151,9 @@ def are_arrays(consts: Sequence[Any]) -> bool:
     return not any(isinstance(c, _jax.Tracer | _jax.NativeRef) for c in consts)
 
 
-def note_closed(fun: ClosedJaxpr) -> None:
+def note_closed(eqn: Eqn) -> None:
     """Notes that the backward rule of a function has run, and closes over arrays only."""
-    _closed.add(fun.jaxpr)
+    _closed.add(_jax.rules_of(eqn))
 
 
-_closed: WeakSet[Jaxpr] = WeakSet()
+_closed: WeakSet[Any] = WeakSet()

@@ -91,16 +91,20 @@ _facts: dict[Primitive, Facts] = {}
 def declare(*primitives: Primitive, **facts: Any) -> None:
     """Adds facts to the records of primitives; the keywords are the attributes of `Facts`."""
     for primitive in primitives:
-        _facts[primitive] = dataclasses.replace(facts_of(primitive), **facts)
+        _facts[primitive] = dataclasses.replace(_record(primitive), **facts)
 
 
-def facts_of(primitive: Primitive) -> Facts:
+def facts_of(eqn: Eqn) -> Facts:
+    return _record(_jax.primitive_of(eqn))
+
+
+def _record(primitive: Primitive) -> Facts:
     return _facts.get(primitive, _UNKNOWN)
 
 
 def inner_calls(eqn: Eqn) -> Inner:
     """The jaxprs that an equation runs, each with the operands that it is given."""
-    return facts_of(eqn.primitive).inner(eqn)
+    return facts_of(eqn).inner(eqn)
 
 
 def can_fail(closed: ClosedJaxpr) -> bool:
@@ -112,5 +116,5 @@ _can_fail = _jax.anywhere(lambda eqn: can_fail_itself(eqn.primitive))
 
 
 def can_fail_itself(primitive: Primitive) -> bool:
-    known = facts_of(primitive).can_fail
+    known = _record(primitive).can_fail
     return _jax.is_called_callback(primitive) if known is None else known

@@ -36,7 +36,7 @@ def form_of(closed: ClosedJaxpr) -> Hashable:
     def equation(eqn: Eqn) -> Hashable:
         inputs, outputs = tuple(map(named, eqn.invars)), tuple(map(named, eqn.outvars))
         avals = tuple(v.aval for v in eqn.outvars)
-        return eqn.primitive, inputs, outputs, avals, eqn.ctx, _params_of(eqn)
+        return _jax.primitive_of(eqn), inputs, outputs, avals, eqn.ctx, _params_of(eqn)
 
     jaxpr: Jaxpr = closed.jaxpr
     inputs = [*jaxpr.constvars, *jaxpr.invars]

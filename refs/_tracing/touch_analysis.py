@@ -128,7 +128,7 @@ def accesses(
         if id(eqn) in accumulating:
             yield eqn, eqn.invars[0], accumulating[id(eqn)]
         elif eqn.primitive is not _jax.free_ref_p:
-            reads_old = facts_of(eqn.primitive).returns_old and uses[eqn.outvars[0]] > 0
+            reads_old = facts_of(eqn).returns_old and uses[eqn.outvars[0]] > 0
             for v, kind in touches_of(eqn):
                 yield eqn, v, kind | (Touch.READ if reads_old else Touch.NONE)
 
@@ -155,7 +155,7 @@ def touches_of(eqn: Eqn) -> Iterator[tuple[Atom, Touch]]:
     If nothing but its effects is known, an operand that they change counts as read and written, any
     other one as read. Without effects on refs, all count as read and written.
     """
-    known = facts_of(eqn.primitive).touch
+    known = facts_of(eqn).touch
     effects = [e for e in eqn.effects if isinstance(e, _jax.RefEffect)]
     v: Atom
     for v in filter(_is_ref_var, eqn.invars):
@@ -178,7 +178,9 @@ def holds_refs(closed: ClosedJaxpr) -> bool:
 @_jax.once_per_jaxpr
 def _holds_refs(jaxpr: Jaxpr) -> bool:
     return _any_ref((*jaxpr.constvars, *jaxpr.invars)) or any(
-        _any_ref((*eqn.invars, *eqn.outvars)) or any(map(holds_refs, _jax.jaxprs_in(eqn.params)))
+        _jax.is_scan_of_refs(eqn)
+        or _any_ref((*eqn.invars, *eqn.outvars))
+        or any(map(holds_refs, _jax.jaxprs_in(eqn.params)))
         for eqn in jaxpr.eqns
     )
 
@@ -195,6 +197,7 @@ def uses_refs(closed: ClosedJaxpr) -> bool:
 def _uses_refs(jaxpr: Jaxpr) -> bool:
     return any(
         eqn.primitive is _jax.run_state_p
+        or _jax.is_scan_of_refs(eqn)
         or _any_ref((*eqn.invars, *eqn.outvars))
         or any(
             uses_refs(inner)
@@ -277,7 +280,7 @@ def _accumulations(jaxpr: Jaxpr, uses: Counter[Any], names: Names) -> dict[int, 
             forget(names.var(eqn.invars[0]))
             note(eqn.outvars[0], _Read(eqn))
             continue
-        move = facts_of(eqn.primitive).moves
+        move = facts_of(eqn).moves
         if move is not None and uses[eqn.outvars[0]] == 1:
             [v] = eqn.invars
             moved = None if isinstance(v, _jax.Literal) or v not in reads else reads.pop(v)

@@ -62,12 +62,13 @@ def steps(
             # A ref that is made of an argument's value is a new one, whatever that is the value of.
             given = [name_of(v) if _jax.is_ref_type(v.aval) else None for v in operands]
             outputs = yield from steps(inner, given, held, made, (*inside, (eqn, k)))
-            if facts_of(eqn.primitive).runs_once:
+            if facts_of(eqn).runs_once:
                 names.update(zip(eqn.outvars, outputs, strict=True))
         if called:
             continue
         source = name_of(eqn.invars[0]) if eqn.invars else None
-        if eqn.primitive is _jax.get_p or eqn.primitive in _jax.passing_primitives:
+        primitive = _jax.primitive_of(eqn)
+        if primitive is _jax.get_p or primitive in _jax.passing_primitives:
             names[eqn.outvars[0]] = source
         else:
             refs = [v for v in eqn.outvars if _jax.is_ref_type(v.aval)]

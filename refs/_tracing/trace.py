@@ -22,18 +22,8 @@ from refs._origin import Origin, origin_of
 from refs._tracing.discharged import is_lane, to_be_discharged
 from refs._tracing.names import one_name
 from refs._tracing.touch import Rules
-from refs._types import Aval, ClosedJaxpr, PyTree, PyTreeDef, RefLike, Value
+from refs._types import ClosedJaxpr, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefError, RefEscapeError, RefTypeError, RefValueError
-
-
-class AbstractArgument:
-    """Stands for a ref or an array of a given type in the arguments of a trace."""
-
-    def __init__(self, aval: Aval):
-        self.aval = aval
-
-
-_jax.register_type_of(AbstractArgument, lambda spec: spec.aval)
 
 
 def ref_type(ref: RefLike) -> RefType:
@@ -148,11 +138,10 @@ def trace(
     """
     flat, out = flattened(fun, rebuild)
     # With jit disabled, JAX's loops first evaluate their predicates, which fails on tracers, and
-    # then trace them after all: what a predicate writes would be in the jaxpr twice. The accesses
-    # to refs in a hi primitive's derivative can't be analysed.
-    with jax.disable_jit(False), _jax.without_hi_primitives(), to_be_discharged():
+    # then trace them after all: what a predicate writes would be in the jaxpr twice.
+    with jax.disable_jit(False), to_be_discharged():
         make_jaxpr = advised(jax.make_jaxpr(flat, axis_env=list(axis_env)))
-        jaxpr = make_jaxpr([AbstractArgument(t) for t in ref_types], list(leaves))
+        jaxpr = make_jaxpr([_jax.AbstractArgument(t) for t in ref_types], list(leaves))
     out_tree, markers = out
     return Trace(jaxpr, out_tree, tuple(markers))
 

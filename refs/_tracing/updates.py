@@ -21,7 +21,7 @@ def uses_in(jaxpr: Jaxpr) -> Counter[Any]:
 
 def update_of(eqn: Eqn, k: int) -> Touch | None:
     """The kind of update by which an equation makes its result of its `k`-th operand, or None."""
-    facts = facts_of(eqn.primitive)
+    facts = facts_of(eqn)
     operand: Atom = eqn.invars[k]
     if facts.updates_flags and operand.aval.dtype == bool:
         return facts.updates_flags
@@ -38,7 +38,7 @@ def _is_scatter_with_derivative(eqn: Eqn) -> bool:
 
     The rule of any other custom function may not be the derivative of what the function computes.
     """
-    return eqn.primitive is _jax.custom_jvp_call_p and any(
+    return _jax.primitive_of(eqn) is _jax.custom_jvp_call_p and any(
         e.primitive is lax.scatter_mul_p
         for called in _jax.jaxprs_in(eqn.params)
         for e in called.jaxpr.eqns

@@ -90,7 +90,7 @@ def scan(
             _jax.name_arguments(f, (carry, x), {}, jax.tree.leaves((carry, rows)))
             return f(carry, x)
 
-        return lax.scan(step, first, (refs, leaves), length, reverse, unroll, _split_transpose)
+        return _jax.scan(step, first, (refs, leaves), length, reverse, unroll, _split_transpose)
 
     static = (start.tree, call.tree, call.ref_places, length, reverse, unroll, _split_transpose)
     # Under `jax.disable_jit` a scan is a Python loop, which can't take a row of a ref.
@@ -161,13 +161,13 @@ def fori_loop(
     # With known bounds JAX makes a scan of the loop, which has a gradient.
     if not any(is_ref(x) or isinstance(x, _jax.Tracer) for x in (lower, upper)):
         return _with_arrays(
-            lambda init: lax.fori_loop(lower, upper, body_fun, init, unroll=unroll),
+            lambda init: _jax.fori_loop(lower, upper, body_fun, init, unroll=unroll),
             init_val,
             [body_fun],
             (lower, upper, unroll),
         )
     return _with_arrays(
-        lambda given: lax.fori_loop(given[0], given[1], body_fun, given[2], unroll=unroll),
+        lambda given: _jax.fori_loop(given[0], given[1], body_fun, given[2], unroll=unroll),
         (lower, upper, init_val),
         [body_fun],
         unroll,

@@ -103,7 +103,7 @@ def reversible(
 
     def bound(inner: Callable[..., Any]) -> Callable[..., Any]:
         def called(leaves: list[Value]) -> Any:
-            with jax.disable_jit(False), _jax.without_hi_primitives():
+            with jax.disable_jit(False):
                 closed, shape = advised(jax.make_jaxpr(inner, return_shape=True))(leaves)
             tree = jax.tree.structure(shape)
             jaxpr = _jax.without_constants(closed)

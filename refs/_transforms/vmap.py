@@ -24,7 +24,7 @@ from refs._tracing import derivative_rules
 from refs._tracing.discharged import in_lane
 from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import uses_refs
-from refs._tracing.trace import AbstractArgument, Call, ref_type
+from refs._tracing.trace import Call, ref_type
 from refs._transactions.calls import in_transaction
 from refs._transactions.signature import Given, check_callable, per_leaf, without_views
 from refs._transactions.transaction import Slot, Transaction
@@ -242,7 +242,7 @@ class _Axes(NamedTuple):
     of_refs: list[int]
     of_leaves: list[int]
     ref_types: list[Aval]
-    leaf_types: list[AbstractArgument]
+    leaf_types: list[_jax.AbstractArgument]
     sharding: NamedSharding | None
 
     @property
@@ -304,7 +304,7 @@ class _Axes(NamedTuple):
             None,
         )
         leaf_types = [
-            AbstractArgument(_jax.mapped_aval(size, axis, x))
+            _jax.AbstractArgument(_jax.mapped_aval(size, axis, x))
             for x, axis in zip(leaf_types, of_leaves, strict=True)
         ]
         ref_types = [

@@ -86,7 +86,13 @@ def has_custom_rules(x):
 )
 @derivatives
 def test_without_refs_it_is_as_under_jax(f, derivative):
-    jax.tree.map(same, derivative(refs, f), derivative(jax, f))
+    try:
+        wanted = derivative(jax, f)
+    except jax.errors.TracerBoolConversionError:  # of a custom function, in JAX's new form
+        with pytest.raises(jax.errors.TracerBoolConversionError):
+            derivative(refs, f)
+    else:
+        jax.tree.map(same, derivative(refs, f), wanted)
 
 
 # Programs over a counter, a number and a vector, and the same on plain values.

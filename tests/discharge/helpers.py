@@ -116,14 +116,19 @@ def walk(closed: Any) -> Iterator[Any]:
             yield from walk(inner)
 
 
+def name_of(eqn: Any) -> str:
+    """The name of an equation's primitive, in JAX's new forms that of the old one."""
+    return _jax.primitive_of(eqn).name
+
+
 def equations(closed: Any, name: str) -> list[Any]:
     """Every equation of the primitive `name`, at any depth."""
-    return [eqn for jaxpr in walk(closed) for eqn in jaxpr.eqns if eqn.primitive.name == name]
+    return [eqn for jaxpr in walk(closed) for eqn in jaxpr.eqns if name_of(eqn) == name]
 
 
 def primitives(closed: Any) -> Counter[str]:
     """How often each primitive stands in a jaxpr, at any depth."""
-    return Counter(eqn.primitive.name for jaxpr in walk(closed) for eqn in jaxpr.eqns)
+    return Counter(name_of(eqn) for jaxpr in walk(closed) for eqn in jaxpr.eqns)
 
 
 # --- A transform of refs that nobody knows ---

@@ -188,7 +188,7 @@ def test_checkpoint_keeps_its_policy(name):
     pure = agree(jax.checkpoint(layer, policy=policy), plain_layer, [X], X)
     [call] = equations(pure, _jax.remat_p.name)
     # What is read from refs is stored besides: see `test_in_place_derived.py`.
-    assert call.params["policy"](lax.sin_p) == policy(lax.sin_p)
+    assert _jax.checkpoint_params(call).policy(lax.sin_p) == policy(lax.sin_p)
 
 
 @pytest.mark.parametrize("prevent_cse", [False, True, (False, True)])
@@ -197,7 +197,9 @@ def test_checkpoint_keeps_prevent_cse(prevent_cse):
         jax.checkpoint(layer, prevent_cse=prevent_cse), plain_layer, [X], X, ways=["passed"]
     )
     [call] = equations(pure, _jax.remat_p.name)
-    kept = call.params["prevent_cse"]
+    kept = _jax.checkpoint_params(call).prevent_cse
+    if jax.config.jax_remat3 and jax.__version_info__ < (0, 12):
+        return  # It always prevents.
     if isinstance(prevent_cse, tuple):
         # The flag of the ref is not that of its value: state is always protected.
         assert sorted(kept) == [True, True]

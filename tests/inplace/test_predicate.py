@@ -173,7 +173,7 @@ def test_the_values_stay(name):
         for x, y in zip(want, got, strict=True):
             np.testing.assert_array_equal(x, y)
     [scan] = (e for e in taken_out.eqns if e.primitive.name == "scan")
-    body = _jax.scan_params(scan.params).jaxpr.jaxpr
+    body = _jax.scan_params(scan).jaxpr.jaxpr
     assert any(map(has_updates, body.eqns)) == (BRANCHES[name][0] in STAY)
 
 
@@ -237,6 +237,6 @@ def test_a_branch_that_only_writes_keeps_its_updates():
     closed = refs.discharge(refs.make_jaxpr(loop)(*state))
     taken_out = predicate(flatten(closed.jaxpr, {}), {})
     [scan] = (e for e in taken_out.eqns if e.primitive.name == "scan")
-    body = _jax.scan_params(scan.params).jaxpr.jaxpr
+    body = _jax.scan_params(scan).jaxpr.jaxpr
     assert any(map(has_updates, body.eqns))
     assert_in_place(loop, *state)

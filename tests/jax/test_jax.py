@@ -65,7 +65,7 @@ def nested(eqns):
 
 
 def the_equation(primitive, program, *args):
-    found = [e for e in nested(equations(program, *args)) if e.primitive is primitive]
+    found = [e for e in nested(equations(program, *args)) if _jax.primitive_of(e) is primitive]
     assert found, f"no {primitive.name} among {[e.primitive for e in equations(program, *args)]}"
     return found[0]
 
@@ -297,7 +297,7 @@ def test_scan_params():
 
         return lax.scan(body, (0.0, 1.0), x, reverse=True, unroll=3)
 
-    params = _jax.scan_params(the_equation(_jax.scan_p, program, jnp.ones(6), 2.0).params)
+    params = _jax.scan_params(the_equation(_jax.scan_p, program, jnp.ones(6), 2.0))
     assert (params.num_consts, params.num_carry) == (1, 2)
     assert (params.length, params.reverse, params.unroll) == (6, True, 3)
     assert len(params.jaxpr.in_avals) == 4
@@ -322,7 +322,7 @@ def test_jit_params():
 
 
 def test_jvp_rule():
-    rule = _jax.jvp_rule(the_equation(_jax.custom_jvp_call_p, cube, 2.0, 1.0).params)
+    rule = _jax.jvp_rule(the_equation(_jax.custom_jvp_call_p, cube, 2.0, 1.0))
     assert (rule.num_consts, rule.symbolic_zeros) == (0, False)
     jaxpr, consts, zeros = rule.trace((False, False))
     args = [jnp.float32(x) for x in (2, 1, 1, 1)]
@@ -342,7 +342,7 @@ def test_jvp_rule_with_symbolic_zeros(zeros, want):
         return x * y, jax.custom_derivatives.zero_from_primal(x, True) if zero else y * dx
 
     product.defjvp(jvp, symbolic_zeros=True)
-    rule = _jax.jvp_rule(the_equation(_jax.custom_jvp_call_p, product, 2.0, 3.0).params)
+    rule = _jax.jvp_rule(the_equation(_jax.custom_jvp_call_p, product, 2.0, 3.0))
     assert (rule.num_consts, rule.symbolic_zeros) == (0, True)
     jaxpr, consts, out_zeros = rule.trace(zeros)
     args = [jnp.float32(x) for x in (2, 3, 1)]
@@ -356,15 +356,14 @@ def eval_jaxpr(jaxpr, consts, args):
 
 @pytest.mark.parametrize("nonzeros", [(True, True), (True, False)])
 def test_vjp_rule(nonzeros):
-    rule = _jax.vjp_rule(the_equation(_jax.custom_vjp_call_p, scaled, 2.0, 3.0).params)
+    rule = _jax.vjp_rule(the_equation(_jax.custom_vjp_call_p, scaled, 2.0, 3.0))
     assert (rule.num_consts, rule.symbolic_zeros) == (0, False)
-    jaxpr, consts = rule.fwd(nonzeros)
+    jaxpr, consts, forwards = rule.fwd(nonzeros)
     *residuals, out = eval_jaxpr(jaxpr, consts, (jnp.float32(2), jnp.float32(3)))
     assert out == 6
-    forwards = rule.residual_forwards()
     assert list(forwards) == [0, None]  # x itself, then sin(y)
     assert residuals == [jnp.sin(jnp.float32(3))]
-    cotangents, logs = rule.bwd([jnp.float32(2), *residuals], [jnp.float32(1)])
+    cotangents, logs = rule.bwd(nonzeros, [jnp.float32(2), *residuals], [jnp.float32(1)])
     assert logs is None
     assert [float(_jax.instantiate(c)) for c in cotangents] == [2, 2]
 
@@ -375,9 +374,11 @@ def test_symbolic_zeros():
         return x * y
 
     f.defvjp(lambda x, y: (x * y, y), lambda y, ct: (ct * y, None))
-    rule = _jax.vjp_rule(the_equation(_jax.custom_vjp_call_p, f, 2.0, 3.0).params)
-    rule.fwd((True, True))
-    cotangents, _ = rule.bwd([jnp.float32(3)], [jnp.float32(1)])
+    rule = _jax.vjp_rule(the_equation(_jax.custom_vjp_call_p, f, 2.0, 3.0))
+    both = (True, True)
+    _, _, forwards = rule.fwd(both)
+    assert list(forwards) == [1]
+    cotangents, _ = rule.bwd(both, [jnp.float32(3)], [jnp.float32(1)])
     assert [_jax.is_symbolic_zero(c) for c in cotangents] == [False, True]
     assert _jax.instantiate(cotangents[1]) == 0
     assert _jax.instantiate(X) is X

@@ -42,10 +42,12 @@ def test_what_can_not_fail(name):
 
 def test_facts_add_up():
     p = Primitive("p")
-    assert facts_of(p) == Facts()
+    p.def_abstract_eval(lambda: jax.core.ShapedArray((), jnp.float32))
+    [eqn] = jax.make_jaxpr(p.bind)().eqns
+    assert facts_of(eqn) == Facts()
     declare(p, can_fail=True)
     declare(p, lanes="agree")
-    assert facts_of(p) == Facts(can_fail=True, lanes="agree")
+    assert facts_of(eqn) == Facts(can_fail=True, lanes="agree")
     with pytest.raises(TypeError, match="colour"):
         declare(p, colour="red")
 

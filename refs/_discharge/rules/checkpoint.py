@@ -31,8 +31,9 @@ def discharge_checkpoint(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
     [closed] = _jax.jaxprs_in(eqn.params)
     scope = ctx.scope((closed, args))
     keeps_reads = not _has_loops_over_refs(closed)
-    policy: Any = eqn.params["policy"]
-    prevent_cse: Any = eqn.params["prevent_cse"]
+    params = _jax.checkpoint_params(eqn)
+    policy: Any = params.policy
+    prevent_cse: Any = params.prevent_cse
     if keeps_reads:
         reads = _policies.save_only_these_names(READ)
         policy = reads if policy is None else _either(reads, policy)
@@ -57,7 +58,7 @@ def _has_loops_over_refs(closed: ClosedJaxpr) -> bool:
     return _jax.any_equation(
         closed,
         lambda eqn: (
-            eqn.primitive in _jax.loop_primitives
+            _jax.primitive_of(eqn) in _jax.loop_primitives
             and any(map(touch_analysis.holds_refs, _jax.jaxprs_in(eqn.params)))
         ),
     )

@@ -46,7 +46,9 @@ def discharge_cond(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]
 
 def _has_io(ctx: Context, branch: ClosedJaxpr) -> bool:
     """Whether a branch makes a call with an effect, which JAX doesn't batch: see `callback.py`."""
-    repeats = ctx.repeats or _jax.any_equation(branch, lambda e: e.primitive is _jax.remat_p)
+    repeats = ctx.repeats or _jax.any_equation(
+        branch, lambda e: _jax.primitive_of(e) is _jax.remat_p
+    )
     return _jax.any_equation(
         branch,
         lambda e: (

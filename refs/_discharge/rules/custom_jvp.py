@@ -26,7 +26,7 @@ def discharge_custom_jvp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
     arguments isn't followed: the rule accounts for all of it.
     """
     [closed] = _jax.jaxprs_in(eqn.params)
-    rule = _jax.jvp_rule(eqn.params)
+    rule = _jax.jvp_rule(eqn)
     scope = ctx.scope((closed, args), rules_of=eqn)
     where, n_read = _jax.user_line(eqn), len(scope.read)
 
@@ -50,8 +50,8 @@ def discharge_custom_jvp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
             [*map(_jax.instantiate, tangents_of_known), *constants[n_read:]],
             [None if _jax.is_symbolic_zero(t) else t for t in sum_tangents],
         )
-        primal_args = inside.args(merge(args, arrays))[rule.num_consts :]
-        tangent_args = along.args(merge(args, array_tangents))[rule.num_consts :]
+        primal_args = inside.args(merge(args, arrays))[rule.not_given :]
+        tangent_args = along.args(merge(args, array_tangents))[rule.not_given :]
         if not rule.symbolic_zeros:
             tangent_args = [_jax.instantiate(t) for t in tangent_args]
         zeros_in = [_jax.is_symbolic_zero(t) for t in tangent_args]

@@ -35,7 +35,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
     pass runs.
     """
     [closed] = _jax.jaxprs_in(eqn.params)
-    rule = _jax.vjp_rule(eqn.params)
+    rule = _jax.vjp_rule(eqn)
     scope = ctx.scope((closed, args), rules_of=eqn)
     where, analysis = _jax.user_line(eqn), ctx.lanes and ctx.lanes.analysis
     n_written, n_read = len(scope.written), len(scope.read)
@@ -76,10 +76,10 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
 
         inside = scope.enter(state, constants, sums)
         primals = inside.args(merge(args, arrays))
-        jaxpr, consts = rule.fwd(nonzeros[rule.num_consts :])
+        given_nonzeros = tuple(nonzeros[rule.not_given :])
+        jaxpr, consts, forwards = rule.fwd(given_nonzeros)
         consts = [inside.ctx.resolve(c) for c in consts]
-        out = eval_rule(inside.ctx, jaxpr, consts, primals[rule.num_consts :], where)
-        forwards = rule.residual_forwards()
+        out = eval_rule(inside.ctx, jaxpr, consts, primals[rule.not_given :], where)
         own = sum(f is None for f in forwards)
         made = iter(out[:own])
         residuals = [
@@ -91,10 +91,10 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
             part = through(scope, closed, args, (arrays, state, constants), followed, where)
             _, pull = jax.vjp(part, [state[k] for k in followed])
         _, flags, _ = scope.split_constants(constants)
-        return (out[own:], inside.state), (residuals, flags, paths, pull)
+        return (out[own:], inside.state), (residuals, _Flags(given_nonzeros), flags, paths, pull)
 
     def bwd(saved: Any, cotangents: Any) -> Any:
-        residuals, flags, paths, pull = saved
+        residuals, perturbed, flags, paths, pull = saved
         out_cts, state_cts = cotangents
         lanes = None if analysis is None else Lanes(analysis, *flags)
         # JAX runs no backward rule if nothing depends on the outputs. Here the state is among the
@@ -106,7 +106,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
         def run(traced: ClosedJaxpr, arrays: list[Value]) -> list[Value]:
             program = Program.of(traced)
             if are_arrays(traced.consts):
-                note_closed(closed)
+                note_closed(eqn)
 
             def found(consts: Sequence[Value]) -> list[Any]:
                 return [found_later(c, scope.bindings, where) for c in consts]
@@ -116,7 +116,8 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
             return run_in_lanes(program, found(program.refs), found(program.arrays), arrays, lanes)
 
         def backward(*given: Any) -> tuple[list[Any], Any]:
-            return rule.bwd(given[: len(residuals)], given[len(residuals) :])
+            n = len(residuals)
+            return rule.bwd(perturbed.nonzeros, given[:n], given[n:])
 
         in_cts: list[Any] = [None] * len(is_cell)
         logs = None
@@ -210,6 +211,13 @@ class _Place(NamedTuple):
         if self.target is None:
             raise gone(Cell(None, self.origin).describe(), where)
         return self.target.at[tuple(path)] if path else self.target
+
+
+@jax.tree_util.register_static
+class _Flags(NamedTuple):
+    """Which operands were differentiated when the forward rule ran."""
+
+    nonzeros: tuple[bool, ...]
 
 
 @jax.tree_util.register_static

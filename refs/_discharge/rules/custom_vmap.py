@@ -13,7 +13,6 @@ from refs._discharge.interpreter import Context
 from refs._discharge.lanes import Accumulator
 from refs._discharge.registry import register
 from refs._handles.ref_type import RefType
-from refs._tracing.trace import AbstractArgument
 from refs._types import Eqn, Value
 from refs.errors import RefValueError
 
@@ -66,8 +65,8 @@ def _what(cell: Cell) -> str:
     return "a row of which is at hand" if isinstance(cell, Row) else "which the lanes share"
 
 
-def _abstract(x: Value) -> AbstractArgument:
+def _abstract(x: Value) -> _jax.AbstractArgument:
     """An argument of a trace that stands for a value or, if `x` is a cell, for a ref."""
     if not isinstance(x, Cell):
-        return AbstractArgument(jax.typeof(x))
-    return AbstractArgument(RefType.of(_jax.AbstractRef(jax.typeof(x.read())), x.origin))
+        return _jax.AbstractArgument(jax.typeof(x))
+    return _jax.AbstractArgument(RefType.of(_jax.AbstractRef(jax.typeof(x.read())), x.origin))

@@ -8,10 +8,10 @@ from typing import NoReturn
 import jax
 
 from refs import _jax
-from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
-from refs._tracing.trace import AbstractArgument
+from refs._discharge.rule_choice import taken
+from refs._tracing.trace import unique
 from refs._types import Eqn, Value
 from refs.errors import MissingRuleError
 
@@ -19,14 +19,15 @@ from refs.errors import MissingRuleError
 @register(_jax.call_hi_primitive_p)
 def discharge_hi_primitive(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     def refuse() -> NoReturn:
-        described = next(a.describe() for a in args if isinstance(a, Cell))
+        described = next(taken(args, _jax.jaxprs_in(eqn.params)))
         raise MissingRuleError(
             f"the derivative of primitive `{type(eqn.params['_prim']).__name__}` at "
             f"{_jax.user_line(eqn)}, which takes {described}: read the ref before (`ref[...]`), "
             "or register a rule for `call_hi_primitive` with `refs.extend.register`"
         )
 
-    with _jax.without_hi_primitives():
-        fun = _jax.hi_function(eqn, refuse)
-        traced = jax.make_jaxpr(fun)(*(AbstractArgument(v.aval) for v in eqn.invars))
-    return ctx.eval(traced, args)
+    given = unique(args)  # JAX's functions take each ref once.
+    types = [eqn.invars[given.places.index(k)].aval for k in range(len(given.items))]
+    fun = _jax.hi_function(eqn, given.places, refuse)
+    traced = jax.make_jaxpr(fun)(*map(_jax.AbstractArgument, types))
+    return ctx.eval(traced, given.items)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from refs import _jax
 from refs._discharge.cells import Cell, merge, split
@@ -16,7 +15,7 @@ from refs._types import Eqn, PyTree, Value
 
 
 def carries(eqn: Eqn) -> tuple[int, int]:
-    p = _jax.scan_params(eqn.params)
+    p = _jax.scan_params(eqn)
     return p.num_consts, p.num_carry
 
 
@@ -27,7 +26,8 @@ def discharge_scan(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]
     A ref among the scanned-over operands gives each step its row: the whole ref is carried (or
     constant), and the step reads and writes at its index, in place.
     """
-    p = _jax.scan_params(eqn.params)
+    p = _jax.scan_params(eqn)
+    args = [args[k] for k in p.order]
     consts, init = args[: p.num_consts], args[p.num_consts : p.num_consts + p.num_carry]
     xs = args[p.num_consts + p.num_carry :]
     scope = ctx.scope((p.jaxpr, args))
@@ -45,7 +45,7 @@ def discharge_scan(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]
         return [*init, *(_jax.zeros_like_aval(v.aval) for v in eqn.outvars[p.num_carry :])]
     index = jnp.arange(p.length, dtype=jnp.int32) if has_rows else None
     scanned = (index, split(xs))
-    (carry, state), ys = lax.scan(
+    (carry, state), ys = _jax.scan(
         step,
         (init, scope.state),
         scanned,
