@@ -67,6 +67,7 @@ LAYERS = [
     ["_reversible.call"],
     ["_discharge.registry", "_discharge.cells"],
     ["_discharge.lanes", "_discharge.ref_tracer"],
+    ["_discharge.old_custom_calls"],
     ["_discharge.rule_closures", "_discharge.rule_choice"],
     ["_discharge.scope"],
     ["_discharge.interpreter"],

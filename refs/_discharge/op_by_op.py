@@ -4,17 +4,13 @@ A Python function that runs in it gets the values that it would get without refs
 tracers of the transformation under way. So it may inspect, print and branch on them.
 
 An operation that touches a ref is discharged by the same rules as an equation (`Context`); any
-other is bound in the trace around this one. A custom function is bound there as it is, with its
-rules, so that these, too, get the values that they would get without refs. But JAX runs the
-function and its rules outside of this trace, where a ref has no cell. So if one of them touches a
-ref, it is stopped there, and the function is discharged as an equation.
+other is bound in the trace around this one, custom functions too (`old_custom_calls.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -23,9 +19,10 @@ from jax.export import is_symbolic_dim
 from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
+from refs._discharge.old_custom_calls import OldCustomCalls
 from refs._discharge.operation_cache import call, made_of
 from refs._discharge.program import Program
-from refs._discharge.ref_tracer import RefTracer
+from refs._discharge.ref_tracer import RefTracer, TouchedError
 from refs._discharge.registry import rule_for
 from refs._discharge.rule_choice import (
     Operation,
@@ -47,7 +44,7 @@ from refs._types import Atom, Aval, ClosedJaxpr, Primitive, RefLike, Value
 from refs.errors import RefEscapeError
 
 
-class OpByOp(_jax.Trace):
+class OpByOp(OldCustomCalls):
     """Runs a function's operations one by one.
 
     Attributes:
@@ -186,44 +183,20 @@ class OpByOp(_jax.Trace):
         self.can_fail |= can_fail_itself(primitive) or any(map(can_fail, inner))
         self.has_custom_vjp |= any(has_custom_vjp(closed.jaxpr) for closed in inner)
 
-    def process_custom_jvp_call(
-        self, primitive: Primitive, fun: Any, jvp: Any, operands: Sequence[Value], /, **params: Any
-    ) -> Any:
-        return self._process_custom(primitive, (fun, jvp), operands, params)
-
-    def process_custom_vjp_call(
-        self,
-        primitive: Primitive,
-        fun: Any,
-        fwd: Any,
-        bwd: Any,
-        operands: Sequence[Value],
-        /,
-        **params: Any,
-    ) -> Any:
-        self.has_custom_vjp = True
-        return self._process_custom(primitive, (fun, fwd, bwd), operands, params)
-
     def process_shard_map(
         self, primitive: Primitive, fun: Any, operands: Sequence[Value], /, **params: Any
     ) -> Any:
         if any(map(is_ref, operands)):
-            return self._traced(primitive, (fun,), operands, params)
+            return self.traced(primitive, (fun,), operands, params)
         try:
             with _jax.set_current_trace(self.parent):
-                return primitive.bind(*operands, subfuns=(_guarded(fun),), **params)
+                return primitive.bind(*operands, subfuns=(self.guarded(fun),), **params)
         except TouchedError as touched:
             raise RefEscapeError(
                 f"{access.describe(touched.args[0])} is touched inside of shard_map, which "
                 "doesn't take refs from outside: pass it as an argument to `refs.shard_map`. A "
                 "backward rule may return what it writes as a cotangent, or apply shard_map inside"
             ) from None
-
-    def process_call(  # pragma: no cover, JAX before 0.12
-        self, primitive: Primitive, fun: Any, operands: Sequence[Value], params: Any, /
-    ) -> Any:
-        with _jax.set_current_trace(self):
-            return _jax.call_wrapped(fun, operands)
 
     def stage_value(self, value: Value) -> Value:
         with _jax.set_current_trace(self.parent):
@@ -304,33 +277,16 @@ class OpByOp(_jax.Trace):
 
         return [outside(x, v) for x, v in zip(out, jaxpr.jaxpr.outvars, strict=True)]
 
-    def _process_custom(
-        self,
-        primitive: Primitive,
-        funs: Sequence[Any],
-        operands: Sequence[Value],
-        params: dict[str, Any],
-    ) -> Any:
-        """Calls a function with rules. A backward rule runs only after this trace has ended."""
-        if self.parent is _jax.eval_trace:  # Nothing is differentiated.
-            with _jax.set_current_trace(self):
-                return _jax.call_wrapped(funs[0], operands)
-        if not any(map(is_ref, operands)):
-            guarded = (*map(_guarded, funs[:2]), *funs[2:])
-            is_part, token = _is_attempt.get(), _is_attempt.set(True)
-            try:
-                with _jax.set_current_trace(self.parent):
-                    return primitive.bind(*operands, subfuns=guarded, **params)
-            except TouchedError:
-                if is_part:  # An attempt that fails must not have changed a ref: all of it fails.
-                    raise
-            finally:
-                _is_attempt.reset(token)
-        out = self._traced(primitive, funs, operands, params)
-        _jax.settle_result_tree(*funs[:2])
-        return out
+    def guarded(self, fun: Any) -> Callable[..., Any]:
+        """`fun`, which runs until it touches a ref from outside."""
 
-    def _traced(
+        def run(*args: Any) -> Any:
+            with guarding():
+                return _jax.call_wrapped(fun, args)
+
+        return _jax.rewrap(fun, run)
+
+    def traced(
         self,
         primitive: Primitive,
         funs: Sequence[Any],
@@ -364,13 +320,6 @@ class Opened:
         self.ref, self.cell, self.before = ref, cell, before
 
 
-class TouchedError(BaseException):
-    """A guarded function touches a ref. No `Exception`: the user's code must not catch it."""
-
-
-_is_attempt: ContextVar[bool] = ContextVar("_is_attempt", default=False)
-
-
 def is_staged(trace: _jax.Trace) -> bool:
     """Whether operations in a trace are only recorded, so that values aren't known."""
     return trace.is_staged if isinstance(trace, OpByOp) else _jax.is_staging_trace(trace)
@@ -387,13 +336,3 @@ def guarding() -> Iterator[OpByOp]:
     guard = OpByOp(trace, trace, is_guard=True)
     with _jax.set_current_trace(guard):
         yield guard
-
-
-def _guarded(fun: Any) -> Callable[..., Any]:
-    """`fun`, which runs until it touches a ref from outside."""
-
-    def run(*args: Any) -> Any:
-        with guarding():
-            return _jax.call_wrapped(fun, args)
-
-    return _jax.rewrap(fun, run)

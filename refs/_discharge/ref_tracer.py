@@ -29,3 +29,7 @@ class RefTracer(_jax.Tracer):
 
 # Where JAX looks up the type by the class alone.
 _jax.register_type_of(RefTracer, lambda tracer: tracer.aval)
+
+
+class TouchedError(BaseException):
+    """A guarded function touches a ref. No `Exception`: the user's code must not catch it."""

@@ -16,7 +16,8 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from refs._discharge.op_by_op import TouchedError, guarding
+from refs._discharge.op_by_op import guarding
+from refs._discharge.ref_tracer import TouchedError
 from refs._handles.predicates import is_ref
 
 # Errors of a trace that needs the value of an unmapped array, which a run op by op has.

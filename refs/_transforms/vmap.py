@@ -15,7 +15,7 @@ from refs import _jax
 from refs._callbacks.analysis import calls_host
 from refs._discharge.interpreter import Context
 from refs._discharge.lanes import Accumulator, Lanes
-from refs._discharge.op_by_op import TouchedError
+from refs._discharge.ref_tracer import TouchedError
 from refs._handles.access import describe
 from refs._handles.predicates import is_ref
 from refs._lanes.lane_analysis import Contents, LaneAnalysis
