@@ -14,6 +14,7 @@ from refs._discharge.rules import custom_vjp as custom_vjp
 from refs._discharge.rules import custom_vmap as custom_vmap
 from refs._discharge.rules import debug as debug
 from refs._discharge.rules import hi_primitive as hi_primitive
+from refs._discharge.rules import linear_solve as linear_solve
 from refs._discharge.rules import reversible as reversible
 from refs._discharge.rules import run_state as run_state
 from refs._discharge.rules import scan as scan

@@ -59,9 +59,8 @@ _KERNEL = (
     "Pallas' `core_map` works on refs only. Make it a kernel of values, `pl.kernel` or "
     "`pl.pallas_call`, give it the ref's, and write what it returns, `ref[...] = kernel(ref[...])`"
 )
-_ARRAYS = "read the ref before, `ref[...]`, and use the value"
 # By the primitive's name, as JAX renames some.
-_INSTEAD = {"core_map": _KERNEL, "mpmd_map": _KERNEL, "custom_linear_solve": _ARRAYS}
+_INSTEAD = {"core_map": _KERNEL, "mpmd_map": _KERNEL}
 
 
 class Operation(NamedTuple):

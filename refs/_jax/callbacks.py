@@ -21,8 +21,9 @@ from refs._jax.calls import devices_outside_shard_map
 from refs._types import Aval, DType, Primitive, Value
 
 __all__ = [
-    "array_type", "callbacks_so_far", "finish", "finished", "io_effect", "read_and_write",
-    "refuse_derivatives", "register_host_lowering", "register_native_discharge", "varying_over",
+    "array_type", "callbacks_so_far", "finish", "finished", "io_effect", "only_read",
+    "read_and_write", "refuse_derivatives", "register_host_lowering",
+    "register_native_discharge", "varying_over",
 ]  # fmt: skip
 
 # The custom-call handlers that jaxlib registers: each gets views of XLA's own buffers.
@@ -78,6 +79,11 @@ def read_and_write(places: Iterable[int]) -> set[Any]:
     """The effects of an equation that reads and writes the operands at `places`, which are refs."""
     kinds = (ReadEffect, WriteEffect)
     return {kind(k) for k in places for kind in kinds}
+
+
+def only_read(places: Iterable[int]) -> set[Any]:
+    """The effects of an equation that only reads the operands at `places`, which are refs."""
+    return {*map(ReadEffect, places)}
 
 
 def varying_over(aval: Aval, operands: Sequence[Aval]) -> Aval:

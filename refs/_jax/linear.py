@@ -9,11 +9,12 @@ from typing import Any
 import jax
 from jax._src.core import no_axis_name
 from jax._src.dispatch import apply_primitive
+from jax._src.interpreters.partial_eval import custom_staging_rules
 from jax.interpreters import ad, batching, mlir
 
-from refs._types import Primitive, Value
+from refs._types import Aval, Primitive, Value
 
-__all__ = ["register_inlined", "register_linear_map", "register_opaque"]
+__all__ = ["register_inlined", "register_linear_map", "register_opaque", "register_staging"]
 
 
 def register_linear_map(primitive: Primitive) -> None:
@@ -60,6 +61,18 @@ def register_linear_map(primitive: Primitive) -> None:
         return out, [0] * len(out)
 
     batching.fancy_primitive_batchers[primitive] = batch
+
+
+def register_staging(
+    primitive: Primitive, other: Primitive, is_other: Callable[[Sequence[Aval]], bool]
+) -> None:
+    """Where `is_other(types of operands)`, a jaxpr gets `other` in the place of a primitive."""
+
+    def stage(trace: Any, source_info: Any, *operands: Value, **params: Any) -> Any:
+        chosen = other if is_other([x.aval for x in operands]) else primitive
+        return trace.default_process_primitive(chosen, operands, params, source_info)
+
+    custom_staging_rules[primitive] = stage
 
 
 def register_inlined(

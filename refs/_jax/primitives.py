@@ -27,6 +27,7 @@ from jax.extend.core.primitives import custom_jvp_call_p as custom_jvp_call_p
 from jax.extend.core.primitives import custom_vjp_call_p as custom_vjp_call_p
 from jax.extend.core.primitives import get_p as get_p
 from jax.extend.core.primitives import jit_p as jit_p
+from jax.extend.core.primitives import linear_solve_p as linear_solve_p
 from jax.extend.core.primitives import remat_p as remat_p
 from jax.extend.core.primitives import scan_p as scan_p
 from jax.extend.core.primitives import stop_gradient_p as stop_gradient_p
@@ -35,10 +36,11 @@ from jax.extend.core.primitives import while_p as while_p
 
 __all__ = [
     "accum_grad_in_ref_p", "add_any_p", "addupdate_p", "cast_primitives", "cond_p",
-    "custom_jvp_call_p", "custom_vjp_call_p", "custom_vmap_p", "debug_primitives", "empty_ref_p",
-    "free_ref_p", "freeze_p", "get_p", "inlined_call_primitives", "jit_p", "loop_primitives",
-    "metadata_call_primitives", "new_ref_p", "passing_primitives", "reduce_scatter_p", "remat_p",
-    "run_state_p", "scan_p", "shard_map_p", "stop_gradient_p", "swap_p", "while_p",
+    "custom_jvp_call_p", "custom_vjp_call_p", "custom_vmap_p", "debug_primitives",
+    "empty_ref_p", "free_ref_p", "freeze_p", "get_p", "inlined_call_primitives", "jit_p",
+    "linear_solve_p", "loop_primitives", "metadata_call_primitives", "new_ref_p",
+    "passing_primitives", "reduce_scatter_p", "remat_p", "run_state_p", "scan_p", "shard_map_p",
+    "stop_gradient_p", "swap_p", "while_p",
 ]  # fmt: skip
 
 loop_primitives = (scan_p, while_p)

@@ -142,23 +142,29 @@ def debug_print_of_a_ref_at_top_level(r, i):
     jax.debug.print("{}", r)
 
 
-@raises(
-    errors.RefTypeError,
-    "a function of JAX's that takes arrays only, such as `custom_linear_solve` and what is made of "
-    "it (`cg`, `gmres`), or in lanes of `refs.vmap` on jax 0.10 `custom_vmap`, was given a ref, or "
-    "a function that closes over one: read the ref before, `ref[...]`, and use the value",
-)
-def linear_solve_over_a_ref(r, i):
-    refs.vmap(lambda x: jax.scipy.sparse.linalg.cg(lambda v: r[1] * v, X))(X)
+def counted(r):
+    def scaled(v):
+        r[0] += 1
+        return 2 * v
+
+    return scaled
 
 
-@raises(
-    errors.MissingRuleError,
-    "primitive `custom_linear_solve` at FILE:N takes ref `r` (created at FILE:N), and no discharge "
-    "rule is registered for it: read the ref before, `ref[...]`, and use the value",
+WRITES_IN_A_SOLVER = (
+    "a function of the custom_linear_solve at FILE:N writes ref `r` (created at FILE:N): it can "
+    "only read refs, as the solver, and each derivative, calls it as often as it likes. Write the "
+    "ref before or after"
 )
-def linear_solve_over_a_ref_in_jit(r, i):
-    refs.jit(lambda r: jax.scipy.sparse.linalg.cg(lambda v: r[1] * v, X))(r)
+
+
+@raises(errors.RefValueError, WRITES_IN_A_SOLVER)
+def linear_solve_that_writes(r, i):
+    refs.jit(lambda r: jax.scipy.sparse.linalg.cg(counted(r), X))(r)
+
+
+@raises(errors.RefValueError, WRITES_IN_A_SOLVER)
+def linear_solve_that_writes_in_lanes(r, i):
+    refs.vmap(lambda x: jax.scipy.sparse.linalg.cg(counted(r), X * x))(X)
 
 
 @raises(
