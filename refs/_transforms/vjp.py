@@ -243,9 +243,11 @@ class Pullback:
 
     def _backward(self, native: Any, wanted: list[Any], cts: list[Value]) -> tuple[list[Any], Any]:
         """(for each variable its cotangent, `GradRef()` or `DidntWant()`; the rules' logs)"""
+        # JAX can't accumulate for a view: its cotangent is first cut out of that of the whole ref.
+        is_direct = _jax.can_accumulate_gradients and not _takes_one_twice(native.jaxpr)
         asked: list[Any] = [jax.ad.DontWant()] * self._n_values
         for variable, x in zip(self._variables, wanted, strict=True):
-            if is_ref(x) and not _goes_straight_in(variable):
+            if is_ref(x) and not (is_direct and variable.view is None):
                 x = jax.ad.GradValue()
             if not isinstance(x, jax.ad.DontWant):
                 asked[variable.position] = x
@@ -291,12 +293,19 @@ class Pullback:
         return pullback
 
 
-def _goes_straight_in(variable: Variable) -> bool:
-    """Whether JAX can accumulate the variable's cotangent into a ref itself.
+@_jax.once_per_jaxpr
+def _takes_one_twice(jaxpr: Jaxpr) -> bool:
+    """Whether a loop or call, at any depth, takes a variable twice.
 
-    For a view it can't: the cotangent is first cut out of that of the whole ref.
+    A scan may take an array as a constant, and go over its rows besides: then JAX doesn't
+    accumulate its cotangent into a ref.
     """
-    return _jax.can_accumulate_gradients and variable.view is None
+    for eqn in jaxpr.eqns:
+        if inner := _jax.jaxprs_in(eqn.params):
+            taken = [v for v in eqn.invars if not isinstance(v, _jax.Literal)]
+            if len({*taken}) < len(taken) or any(_takes_one_twice(c.jaxpr) for c in inner):
+                return True
+    return False
 
 
 def _is_word(x: Value) -> bool:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import refs
 
@@ -48,6 +49,35 @@ def test_gradients_into_refs(jit, w):
     for k in (1, 2):
         assert step(w, 3.0) == 3 + k
         np.testing.assert_array_equal(into[...], 1 + 3 * k * np.ones(2))
+
+
+def scanned(w):
+    return lax.scan(lambda c, x: (c * x + w.sum(), None), jnp.float32(1), w)[0]
+
+
+ONCE_AND_ROW_BY_ROW = {
+    "scan": scanned,
+    "in a jit": lambda w: jax.jit(scanned)(w),
+    "a jit's two arguments": lambda w: jax.jit(
+        lambda a, b: lax.scan(lambda c, x: (c * x + a.sum(), None), jnp.float32(1), b)[0]
+    )(w, w),
+    "in a loop": lambda w: lax.fori_loop(0, 2, lambda i, c: c + scanned(w), jnp.float32(0)),
+    "in a checkpoint": jax.checkpoint(scanned),
+}
+
+
+@pytest.mark.parametrize("f", ONCE_AND_ROW_BY_ROW.values(), ids=ONCE_AND_ROW_BY_ROW)
+def test_an_array_that_a_scan_takes_whole_and_row_by_row(f, jit):
+    """JAX refuses to accumulate its gradient into a ref."""
+    w, into, other = np.float32([1, 2, 3]), refs.new_ref(jnp.ones(3)), refs.new_ref(jnp.float32(1))
+
+    def step(w, x):
+        _, pullback = refs.vjp(lambda w, x: f(w) * x, w, x)
+        return pullback.with_refs(into, other)(2.0)
+
+    jit(step)(w, jnp.float32(3))
+    np.testing.assert_allclose(into[...], 1 + 6 * jax.grad(f)(w), rtol=1e-6)
+    np.testing.assert_allclose(other[...], 1 + 2 * f(w), rtol=1e-6)
 
 
 def test_what_became_of_each_cotangent(w):
