@@ -71,11 +71,7 @@ def new_ref(
     if isinstance(init_val, jax.Array) and memory_space is None:
         memory_space = _jax.memory_space(init_val)
     pinned = {"pin": True} if pin else {}
-    if pin and (_jax.at_top_level() or not _jax.can_pin):
-        where = "outside of a traced function" if _jax.can_pin else f"with JAX {jax.__version__}"
-        raise RefValueError(
-            f"new_ref with pin=True {where}, which has no pinned buffers: leave it out"
-        )
+    _check_pin("new_ref", pin)
     if not _jax.at_top_level():
         if sharding is not None:
             init_val = _jax.place_in_trace(init_val, sharding)
@@ -106,6 +102,7 @@ def new_ref(
 def empty_ref(
     ty: Any,
     memory_space: Any = None,
+    pin: bool = False,
     *,
     name: str | None = None,
     sharding: Placement | None = None,
@@ -115,9 +112,14 @@ def empty_ref(
     Args:
       ty: an array, `jax.ShapeDtypeStruct` or anything with a shape and dtype.
       memory_space: as in `jax.ref.empty_ref`.
+      pin: as in `jax.ref.empty_ref`, if this JAX has it: True only in traced functions.
       name: the name of the ref in error messages.
       sharding: where the ref is to lie, a sharding or a device: each device makes its own part. By
         default it is that of `ty`, if it has one.
+
+    Raises:
+      RefTypeError: if `ty` is a ref, or has no shape and dtype.
+      RefValueError: if `pin` is True outside of a traced function, or unknown to JAX.
 
     >>> refs.empty_ref(jax.ShapeDtypeStruct((2,), jnp.int32))
     Ref([0, 0], dtype=int32)
@@ -132,15 +134,24 @@ def empty_ref(
             f"empty_ref of a {type(ty).__name__}: it takes an array type, "
             "`jax.ShapeDtypeStruct(shape, dtype)` for instance"
         )
+    _check_pin("empty_ref", pin)
     place = getattr(ty, "sharding", None) if sharding is None else sharding
     if not _jax.at_top_level():
         zeros = jnp.zeros(ty.shape, ty.dtype)
-        return new_ref(zeros, memory_space=memory_space, name=name, sharding=place)
+        return new_ref(zeros, memory_space=memory_space, pin=pin, name=name, sharding=place)
     if isinstance(place, jax.P):  # over the mesh in force, as `jax.device_put` takes it
         place = jax.NamedSharding(jax.sharding.get_mesh(), place)
     check_memory(_jax.is_key(ty.dtype), place, Origin(name, user_site()))
     zeros = _jax.zeros(ty.shape, ty.dtype, place)
     return new_ref(zeros, memory_space=memory_space, copy=False, name=name)
+
+
+def _check_pin(function: str, pin: bool) -> None:
+    if pin and (_jax.at_top_level() or not _jax.can_pin):
+        where = "outside of a traced function" if _jax.can_pin else f"with JAX {jax.__version__}"
+        raise RefValueError(
+            f"{function} with pin=True {where}, which has no pinned buffers: leave it out"
+        )
 
 
 def _copied(ref: RefLike, memo: Any = None) -> Ref:

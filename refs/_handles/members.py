@@ -163,6 +163,11 @@ _NUMERIC = (Number, np.ndarray, np.generic, jax.Array)
 
 
 def no_attribute(name: str, of: str = "Ref", word: str = "ref") -> str:
+    if name == "memory_space_cast":
+        return (
+            f"{of} has no attribute {name!r}, which JAX has for Pallas kernels: "
+            "`refs.reshard(ref, sharding)` moves a ref to other memory"
+        )
     return f"{of} has no attribute {name!r}: if you mean the array's, read it, `{word}[...].{name}`"
 
 

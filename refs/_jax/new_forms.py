@@ -7,8 +7,9 @@ makes a jaxpr of the function at once; what the function closes over comes first
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -93,7 +94,7 @@ class VjpRule(NamedTuple):
     operands it is, or None. `bwd(nonzeros, residuals, cotangents)` returns a cotangent, or a
     symbolic zero (`is_symbolic_zero`), for each operand after the first `num_consts`; and the
     rule's logs, a dict of pytrees, or None. `unnoticed()` is a context in which `fwd` may be called
-    for a look at its jaxpr.
+    for a look at its jaxpr. `options` are further ones of `defvjp`.
     """
 
     num_consts: int
@@ -102,6 +103,7 @@ class VjpRule(NamedTuple):
     fwd: Callable[[Sequence[bool]], tuple[Jaxpr, Sequence[Value], Sequence[int | None]]]
     bwd: Callable[[Sequence[bool], Sequence[Any], Sequence[Value]], tuple[list[Value], Any]]
     unnoticed: Callable[[], AbstractContextManager[None]] = nullcontext
+    options: Mapping[str, bool] = MappingProxyType({})
 
 
 def old_name(eqn: Eqn) -> Primitive:
@@ -188,7 +190,8 @@ def vjp_rule(eqn: Eqn) -> VjpRule:
         rest = jax.tree.structure(prim.in_avals[2:])
         return rest.flatten_up_to(cts), logs
 
-    return VjpRule(n_closed_over, 0, prim.symbolic_zeros, fwd, bwd)
+    options = {"generic_batching": True} if prim.generic_batching else {}
+    return VjpRule(n_closed_over, 0, prim.symbolic_zeros, fwd, bwd, options=options)
 
 
 def _closed_over(prim: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -77,14 +77,17 @@ def is_unspecified(sharding: Sharding | None) -> bool:
 
 
 def define_backward(
-    fun: Any, fwd: Callable[..., Any], bwd: Callable[..., tuple[tuple[Value, ...], Any]]
+    fun: Any,
+    fwd: Callable[..., Any],
+    bwd: Callable[..., tuple[tuple[Value, ...], Any]],
+    options: Mapping[str, bool],
 ) -> None:
     """`fun.defvjp(fwd, bwd)`, where `bwd` returns its logs too: the oldest JAX takes none.
 
     With symbolic zeros, so that `fwd` is told which arguments are differentiated.
     """
     if hasattr(fun, "defvjp_with_logs"):
-        fun.defvjp_with_logs(fwd, bwd, symbolic_zeros=True)
+        fun.defvjp_with_logs(fwd, bwd, symbolic_zeros=True, **options)
     else:  # pragma: no cover, JAX before 0.12
         fun.defvjp(fwd, lambda *given: bwd(*given)[0], symbolic_zeros=True)
 

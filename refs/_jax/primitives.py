@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from jax._src import compute_on as _compute_on
 from jax._src import xla_metadata as _xla_metadata
 from jax._src.core import (
@@ -43,6 +45,12 @@ __all__ = [
     "stop_gradient_p", "swap_p", "while_p",
 ]  # fmt: skip
 
+_program_order = (
+    importlib.import_module("jax._src.program_order")
+    if importlib.util.find_spec("jax._src.program_order")
+    else None
+)
+
 loop_primitives = (scan_p, while_p)
 # They pass their operands to Python; of a ref, the contents.
 debug_primitives = (debug_callback_p, debug_print_p)
@@ -59,6 +67,7 @@ metadata_call_primitives = tuple(
         (_lax, "composite_p"),
         (_compute_on, "compute_on_p"),
         (_xla_metadata, "xla_metadata_call_p"),
+        (_program_order, "program_order_p"),
     )
     if hasattr(module, name)
 )

@@ -42,6 +42,16 @@ def pinned_ref_on_an_older_jax(r, i):
         refs.jit(lambda: refs.new_ref(X, pin=True)[...])()
 
 
+@raises(
+    errors.RefValueError,
+    "empty_ref with pin=True outside of a traced function, which has no pinned buffers: leave it "
+    "out",
+)
+def pinned_empty_ref_outside_of_a_trace(r, i):
+    with mock.patch.object(_jax, "can_pin", True):
+        refs.empty_ref(X, pin=True)
+
+
 # --- Reading as something of Python's own ---------------------------------------------------------
 
 

@@ -57,7 +57,7 @@ def scanned(w):
 
 ONCE_AND_ROW_BY_ROW = {
     "scan": scanned,
-    "in a jit": lambda w: jax.jit(scanned)(w),
+    "in a jit": jax.jit(scanned),
     "a jit's two arguments": lambda w: jax.jit(
         lambda a, b: lax.scan(lambda c, x: (c * x + a.sum(), None), jnp.float32(1), b)[0]
     )(w, w),

@@ -50,6 +50,13 @@ def discharge_metadata_call(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> li
     operands = (split(args), scope.state, scope.constants)
     pure = jax.make_jaxpr(scope.function(closed, args))(*operands)
     params = _jax.replace_jaxpr(eqn.params, pure, len(scope.written))
+    if "exclude_mask" in params:  # one flag for each operand
+        flags = [*zip(args, params["exclude_mask"], strict=True)]
+        of_cell = {id(a): flag for a, flag in flags}
+        arrays = [flag for a, flag in flags if not isinstance(a, Cell)]
+        state = [of_cell.get(id(c), False) for c in (*scope.written, *scope.read)]
+        rest = [False] * (len(scope.constants) - len(scope.read))
+        params["exclude_mask"] = (*arrays, *state, *rest)
     leaves = jax.tree.leaves(operands)
     out = _jax.bind(eqn.primitive, leaves, params)
     scope.update(out[len(out) - len(scope.written) :])

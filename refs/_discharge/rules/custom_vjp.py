@@ -157,7 +157,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
 
     # Always with symbolic zeros: `rule.fwd` must be told which arguments aren't differentiated,
     # closed-over refs for instance.
-    _jax.define_backward(call, fwd, bwd)
+    _jax.define_backward(call, fwd, bwd, rule.options)
     paths = [p.path for p in places]
     out, state = call(split(args), scope.state, scope.constants, scope.sums, paths)
     scope.update(state)
