@@ -11,6 +11,7 @@ LAYERS = [
     ["_jax.new_forms"],
     ["_jax.old_forms"],
     ["_jax.forms"],
+    ["_jax.signatures"],
     ["_jax"],
     ["_supported"],
     ["_indexing", "_indexing.places", "_indexing.sharded", "_indexing.values"],

@@ -62,9 +62,11 @@ XLA, since a reader's callback may use the refs that it has taken.
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain, starmap
 from operator import itemgetter
 from typing import Any
@@ -91,6 +93,20 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
         "PYTHON_GIL=1, or use a Python with the lock"
     )
 
+
+def check_taking(take: Callable[[list[Any], Any], Any] = operator.iadd) -> None:
+    """Raises if `held += map(...)` loses what it has taken when `map` raises."""
+    held: list[Any] = []
+    with suppress(IndexError):
+        take(held, map(list.pop, [[1], []]))
+    if held != [1]:
+        raise ImportError(
+            "refs needs a Python whose lists keep what they got from an iterator before it raised: "
+            "a call that finds a ref in use would lose the values of those before it. CPython does"
+        )
+
+
+check_taking()
 _first = itemgetter(0)
 
 

@@ -17,6 +17,7 @@ from refs._jax.linear import *  # noqa: F403
 from refs._jax.names import *  # noqa: F403
 from refs._jax.parameters import *  # noqa: F403
 from refs._jax.primitives import *  # noqa: F403
+from refs._jax.signatures import *  # noqa: F403
 from refs._jax.traces import *  # noqa: F403
 from refs._jax.trees import *  # noqa: F403
 from refs._jax.words import *  # noqa: F403

@@ -161,6 +161,15 @@ def import_without_the_lock(r, i):
 
 
 @raises(
+    ImportError,
+    "refs needs a Python whose lists keep what they got from an iterator before it raised: a call "
+    "that finds a ref in use would lose the values of those before it. CPython does",
+)
+def lists_that_lose_what_they_got(r, i):
+    exchange.check_taking(lambda held, items: held.extend([*items]))
+
+
+@raises(
     errors.RefStateError,
     "freeze of ref `r` (created at FILE:N) inside a traced function, which would end it "
     "once, when tracing, and not in each call: freeze it outside, or read `ref[...]`",

@@ -97,7 +97,7 @@ INTERNAL = {
 
 
 # Their texts are in tests that start processes: here there are one device and a JAX that is known.
-IN_OTHER_PROCESSES = {"devices.py", "_supported.py"}
+IN_OTHER_PROCESSES = {"devices.py", "_supported.py", "signatures.py"}
 
 
 class Outcome(NamedTuple):

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import sys
 from pathlib import Path
 
 import jax
@@ -33,6 +34,43 @@ def test_a_name_that_jax_has_lost(module, name):
     assert f"jax {jax.__version__} doesn't have" in said
     assert name in said
     assert f"pip install jax=={_supported.NEWEST_TESTED}" in said
+
+
+CHANGED = """
+import {module} as module
+changed = lambda: None
+changed.__name__ = {name!r}
+module.{name} = changed
+try:
+    import refs
+except ImportError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    "module, name",
+    [
+        ("jax._src.dispatch", "apply_primitive"),
+        ("jax._src.interpreters.batching", "batch_jaxpr_axes"),
+    ],
+)
+def test_a_function_that_takes_other_arguments(module, name):
+    assert (module, name) in private_names()
+    said = run_with({}, "-c", CHANGED.format(module=module, name=name))
+    assert f"jax {jax.__version__} doesn't have (`{name}`: too many positional" in said
+    assert f"pip install jax=={_supported.NEWEST_TESTED}" in said
+
+
+def test_a_newer_python_is_warned_of(monkeypatch):
+    monkeypatch.setattr(_supported, "NEWEST_PYTHON", (3, 10))
+    with pytest.warns(UserWarning, match=r"tested with Python 3.10 and older") as warned:
+        _supported.warn_of_newer()
+    assert len(warned) == 1
+
+
+def test_this_python_is_known():
+    assert sys.version_info[:2] <= _supported.NEWEST_PYTHON
 
 
 def test_a_newer_one_is_warned_of_once(monkeypatch):
