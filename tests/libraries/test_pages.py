@@ -8,6 +8,7 @@ import importlib.util
 import re
 from pathlib import Path
 
+import jax
 import pytest
 
 from tests.test_docs import CODE, OF_LIBRARIES, blocks_of, name_of, run
@@ -20,6 +21,8 @@ IMPORT = re.compile(r"^(?:>>> )?(?:import|from) ([\w.]+)", re.M)
 @pytest.mark.filterwarnings("ignore:The chararray class:DeprecationWarning")
 @pytest.mark.parametrize("page", OF_LIBRARIES, ids=name_of)
 def test_code_runs_and_prints_what_it_says(page: Path) -> None:
+    if page.name == "solvers.md" and getattr(jax.config, "jax_custom_vjp3", False):
+        pytest.skip("Equinox' loops with gradients fail under jax.grad, too")
     blocks = [b for b in blocks_of(page.read_text(encoding="utf-8")) if b.language in CODE]
     for block in blocks:
         for module in IMPORT.findall(block.code):
