@@ -33,11 +33,11 @@ from refs._types import Atom, Aval, ClosedJaxpr, Eqn, Jaxpr, Primitive, Value
 
 __all__ = [
     "NaNFound", "all_equations", "any_equation", "anywhere", "as_array", "as_closed",
-    "at_its_own_lines", "before_python", "bind", "bind_eqn", "called_by", "captured", "eval_jaxpr",
-    "forget_fast_path", "has_side_effects", "is_called_callback", "is_fori_loop", "is_zero_literal",
-    "jaxprs_in", "map_closed", "map_jaxprs", "new_var", "once_per_jaxpr", "one_vjp", "output",
-    "places_in", "raise_about_nan", "replace_jaxpr", "source_of", "split_params", "strong",
-    "typed_like", "user_line", "with_equations",
+    "at_its_own_lines", "before_python", "bind", "bind_eqn", "called_by", "captured",
+    "eval_jaxpr", "forget_fast_path", "function_name", "has_side_effects", "is_called_callback",
+    "is_fori_loop", "is_zero_literal", "jaxprs_in", "map_closed", "map_jaxprs", "new_var",
+    "once_per_jaxpr", "one_vjp", "output", "places_in", "raise_about_nan", "replace_jaxpr",
+    "source_of", "split_params", "strong", "typed_like", "user_line", "with_equations",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -184,6 +184,11 @@ def is_fori_loop(loop: Eqn) -> bool:
     """Whether a scan or while loop is what JAX makes of a `fori_loop`."""
     traced_for = (closed.jaxpr.debug_info.traced_for for closed in jaxprs_in(loop.params))
     return "fori_loop" in traced_for
+
+
+def function_name(closed: ClosedJaxpr) -> str:
+    """The name of the function that was traced to a jaxpr."""
+    return closed.jaxpr.debug_info.func_name
 
 
 def captured(traced: Any) -> Sequence[Value]:

@@ -31,11 +31,13 @@ def discharge_custom_jvp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
     where, n_read = _jax.user_line(eqn), len(scope.read)
 
     # The refs that lanes accumulate into are arguments, so that their tangents accumulate, too.
-    @jax.custom_jvp
-    def call(
+    def function(
         arrays: list[Value], state: list[Value], constants: list[Value], sums: list[RefLike]
     ) -> tuple[list[Value], list[Value]]:
         return scope.enter(state, constants, sums).run(closed, merge(args, arrays))
+
+    function.__name__ = _jax.function_name(closed)  # for messages
+    call = jax.custom_jvp(function)
 
     def call_jvp(primals: PyTree, tangents: PyTree) -> Any:
         arrays, state, constants, sums = primals

@@ -50,8 +50,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
 
     # The refs that lanes accumulate into are arguments: JAX refuses to differentiate a ref that a
     # custom function closes over, and doesn't know that these aren't differentiated.
-    @jax.custom_vjp
-    def call(
+    def function(
         arrays: list[Value],
         state: list[Value],
         constants: list[Value],
@@ -59,6 +58,9 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
         paths: list[tuple[Value, ...]],
     ) -> tuple[list[Value], list[Value]]:
         return scope.enter(state, constants, sums).run(closed, merge(args, arrays))
+
+    function.__name__ = _jax.function_name(closed)  # for messages
+    call = jax.custom_vjp(function)
 
     def fwd(
         arrays: list[Value], state: list[Value], constants: list[Value], sums: list[Any], paths: Any
