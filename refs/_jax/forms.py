@@ -19,6 +19,7 @@ from refs._jax.new_forms import (
     VjpRule,
     call_hi_primitive_p,
 )
+from refs._jax.old_forms import call_wrapped, rewrap, settle_result_tree
 from refs._jax.primitives import (
     custom_jvp_call_p,
     custom_vjp_call_p,
@@ -28,9 +29,9 @@ from refs._jax.primitives import (
 from refs._types import Atom, Eqn, Jaxpr, Primitive, RefLike, Value
 
 __all__ = [
-    "call_hi_primitive_p", "checkpoint_params", "fori_loop", "forward_rule", "has_rules",
-    "is_custom_vjp", "is_scan_of_refs", "jvp_rule", "passed_on", "primitive_of", "rules_of",
-    "scan", "scan_params", "vjp_rule",
+    "call_hi_primitive_p", "call_wrapped", "checkpoint_params", "fori_loop", "forward_rule",
+    "has_rules", "is_custom_vjp", "is_scan_of_refs", "jvp_rule", "passed_on", "primitive_of",
+    "rewrap", "rules_of", "scan", "scan_params", "settle_result_tree", "vjp_rule",
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+from jax._src.linear_util import wrap_init
 from jax.extend import linear_util as lu
 
 from refs._jax.equations import as_closed, at_its_own_lines, jaxprs_in
@@ -118,3 +119,33 @@ def _unnoticed(params: dict[str, Any]) -> Iterator[None]:
             store.reset()
             for value in values:
                 store.store(value)
+
+
+def rewrap(fun: lu.WrappedFun | Callable[..., Any], run: Callable[..., Any]) -> Any:
+    """`run` in the form in which JAX passes `fun` on: wrapped, if `fun` is."""
+    if isinstance(fun, lu.WrappedFun):
+        return wrap_init(run, debug_info=fun.debug_info)
+    return run
+
+
+def call_wrapped(fun: lu.WrappedFun | Callable[..., Any], args: Sequence[Value]) -> Any:
+    """Calls a function that JAX passes on."""
+    return fun.call_wrapped(*args) if isinstance(fun, lu.WrappedFun) else fun(*args)
+
+
+def settle_result_tree(fun: lu.WrappedFun, rule: lu.WrappedFun) -> None:
+    """Drops the result tree that a custom function has stored, if its rule has stored one, too.
+
+    JAX tells by the stored tree which of the two has run, and allows only one.
+    """
+
+    def has_said(store: Any) -> bool:
+        try:
+            return store.val is not None
+        except lu.StoreException:
+            return False
+
+    stores = [s for s in fun.stores if s is not None]
+    if all(map(has_said, (s for s in rule.stores if s is not None))):
+        for store in stores:
+            store.reset()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from jax._src import compute_on as _compute_on
+from jax._src import core as _core
 from jax._src import xla_metadata as _xla_metadata
 from jax._src.core import (
     accum_grad_in_ref_p,
@@ -23,13 +24,13 @@ from jax._src.shard_map import shard_map_p as shard_map_p
 from jax._src.state.discharge import run_state_p as run_state_p
 from jax._src.state.primitives import addupdate_p as addupdate_p
 from jax.extend.core.primitives import add_jaxvals_p as add_any_p
-from jax.extend.core.primitives import call_p, closed_call_p, name_p
 from jax.extend.core.primitives import cond_p as cond_p
 from jax.extend.core.primitives import custom_jvp_call_p as custom_jvp_call_p
 from jax.extend.core.primitives import custom_vjp_call_p as custom_vjp_call_p
 from jax.extend.core.primitives import get_p as get_p
 from jax.extend.core.primitives import jit_p as jit_p
 from jax.extend.core.primitives import linear_solve_p as linear_solve_p
+from jax.extend.core.primitives import name_p
 from jax.extend.core.primitives import remat_p as remat_p
 from jax.extend.core.primitives import scan_p as scan_p
 from jax.extend.core.primitives import stop_gradient_p as stop_gradient_p
@@ -59,7 +60,11 @@ passing_primitives = (stop_gradient_p, name_p)
 # They change only the type: its sharding, or the axes of a `shard_map` that it varies over.
 cast_primitives = (reshard_p, pvary_p)
 # Calls whose jaxpr is run as it stands. On the newest JAX these are one primitive.
-inlined_call_primitives = (call_p, closed_call_p)
+inlined_call_primitives = tuple(
+    getattr(_core, name)
+    for name in ("eval_jaxpr_p", "call_p", "closed_call_p")
+    if hasattr(_core, name)
+)
 # Calls that carry one jaxpr and some metadata; the oldest JAX doesn't have them all.
 metadata_call_primitives = tuple(
     getattr(module, name)

@@ -13,8 +13,9 @@ from refs._jax.forms import get_referent
 from refs._jax.hijax import is_vmappable
 from refs._jax.linear import apply_primitive
 from refs._jax.names import bitcast, fun_name, shard_args
+from refs._jax.old_forms import wrap_init
 from refs._jax.parameters import check_vmap_rule_trees
-from refs._jax.traces import add_explicit_mesh_axis_names, add_spmd_axis_names, wrap_init
+from refs._jax.traces import add_explicit_mesh_axis_names, add_spmd_axis_names
 from refs._jax.trees import broadcast_flattened_prefix_with_treedef
 from refs._jax.words import api_boundary
 

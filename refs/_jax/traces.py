@@ -11,9 +11,8 @@ from jax._src.api import _post_hook_state
 from jax._src.core import add_explicit_mesh_axis_names, add_spmd_axis_names
 from jax._src.interpreters.ad import LinearizeTrace
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace
-from jax._src.linear_util import wrap_init
 from jax.core import Trace as Trace
-from jax.extend import linear_util, source_info_util
+from jax.extend import source_info_util
 from jax.extend.core import DebugInfo, Jaxpr, new_jaxpr_eqn
 from jax.extend.core import set_current_trace as set_current_trace
 from jax.interpreters.ad import JVPTrace
@@ -23,9 +22,9 @@ from refs._jax.names import current_trace, disable_jit, eval_trace, trace_state
 from refs._types import Aval, ClosedJaxpr, Primitive, Value
 
 __all__ = [
-    "Trace", "as_jaxpr", "call_wrapped", "is_differentiating", "is_staging", "is_staging_trace",
-    "lane_axes", "looks_for_nans", "new_input", "not_looking_for_nans", "rewrap",
-    "runs_compiled", "set_current_trace", "settle_result_tree", "trace_functions",
+    "Trace", "as_jaxpr", "is_differentiating", "is_staging", "is_staging_trace",
+    "lane_axes", "looks_for_nans", "new_input", "not_looking_for_nans", "runs_compiled",
+    "set_current_trace", "trace_functions",
 ]  # fmt: skip
 
 
@@ -143,33 +142,3 @@ def trace_functions(
 
 def _leaves(given: Any) -> Sequence[Any]:
     return given.vals if hasattr(given, "vals") else given  # `shard_map` returns a `FlatTree`
-
-
-def rewrap(fun: linear_util.WrappedFun | Callable[..., Any], run: Callable[..., Any]) -> Any:
-    """`run` in the form in which JAX passes `fun` on: wrapped, if `fun` is."""
-    if isinstance(fun, linear_util.WrappedFun):
-        return wrap_init(run, debug_info=fun.debug_info)
-    return run
-
-
-def call_wrapped(fun: linear_util.WrappedFun | Callable[..., Any], args: Sequence[Value]) -> Any:
-    """Calls a function that JAX passes on."""
-    return fun.call_wrapped(*args) if isinstance(fun, linear_util.WrappedFun) else fun(*args)
-
-
-def settle_result_tree(fun: linear_util.WrappedFun, rule: linear_util.WrappedFun) -> None:
-    """Drops the result tree that a custom function has stored, if its rule has stored one, too.
-
-    JAX tells by the stored tree which of the two has run, and allows only one.
-    """
-
-    def has_said(store: Any) -> bool:
-        try:
-            return store.val is not None
-        except linear_util.StoreException:
-            return False
-
-    stores = [s for s in fun.stores if s is not None]
-    if all(map(has_said, (s for s in rule.stores if s is not None))):
-        for store in stores:
-            store.reset()
