@@ -235,3 +235,25 @@ def test_a_tangent_can_be_indexed_as_the_ref_can(jit):
     same(out, refs.jvp(step, (2.0, want), (1.0, d_want)))
     same(r[...], want[...])
     same(dr[...], d_want[...])
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+def test_a_loop_in_which_the_ref_is_differentiated_from_the_second_step_on(lanes, jit):
+    """JAX traces the forward rule for each set of flags, the first of them once more at the end."""
+
+    def program(r, x):
+        @jax.custom_vjp
+        def f(r, x):
+            r[0] += x
+            return x * r[1]
+
+        f.defvjp(lambda r, x: (f(r, x), r[1]), lambda saved, g: (None, 2 * g * saved))
+        return jax.lax.fori_loop(0, 3, lambda i, x: f(r, x), x)
+
+    def run(x):
+        if lanes:
+            rows = refs.new_ref(jnp.ones((2, 3)))
+            return refs.vmap(program)(rows, jnp.stack([x, x + 1])).sum()
+        return program(refs.new_ref(jnp.ones(3)), x)
+
+    assert jit(refs.grad(run))(1.0) == (16 if lanes else 8)

@@ -308,8 +308,6 @@ WAYS = [compiled, gradient, gradient_op_by_op, tangent, in_lanes, in_the_gradien
 LIMITS = {
     # The ref is gone when the backward pass runs.
     ("whose_backward_rule_counts", in_the_gradient_of_lanes),
-    # In the old form JAX takes the residuals of one set of flags for those of another.
-    ("with_rules_in_a_loop", in_the_gradient_of_lanes),
 }
 
 

@@ -44,6 +44,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
     places = [_Place.of(scope, a) for a in args if isinstance(a, Cell)]
     values = [*scope.state, *scope.constants[:n_read], *scope.sums]
     types = [(x.shape, x.dtype) for x in values]
+    follows = False
     followed = [
         k for k, c in enumerate(scope.written) if is_smooth(values[k]) and not scope.is_held(c)
     ]
@@ -89,7 +90,11 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
             for f in forwards
         ]
         pull = None
-        if any(perturbed[k] for k in followed):
+        # Once followed, always: of traces of this function for different flags, JAX's old form
+        # knows the structure of the last one's residuals only.
+        nonlocal follows
+        follows |= any(perturbed[k] for k in followed)
+        if follows:
             part = through(scope, closed, args, (arrays, state, constants), followed, where)
             _, pull = jax.vjp(part, [state[k] for k in followed])
         _, flags, _ = scope.split_constants(constants)
