@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from refs import _jax
 from refs._discharge.cells import Cell, Row, check_no_ref_returned, merge, root, split
 from refs._discharge.lanes import Accumulator, Lanes
+from refs._discharge.rule_closures import untouched
 from refs._handles.binding import OR_EACH_ITS_OWN
 from refs._tracing import derivative_rules, touch_analysis
 from refs._tracing.derivative_rules import has_custom_vjp
@@ -139,12 +140,14 @@ class Scope:
         constants: Sequence[Value],
         sums: Sequence[RefLike] | None = None,
         is_silent: bool = False,
+        are_tangents: bool = False,
     ) -> InnerScope:
         """A body, in which the cells hold these values, and `sums` replace `self.sums`.
 
         Nothing is accumulated into a ref that `sums` has None for, nor, with `is_silent`, into any.
+        Where the values `are_tangents`, no `checkpoint` stores what is read of them.
         """
-        return InnerScope(self._ctx, self, state, constants, sums, is_silent)
+        return InnerScope(self._ctx, self, state, constants, sums, is_silent, are_tangents)
 
     def function(self, closed: ClosedJaxpr, args: Sequence[Value]) -> Callable[..., Any]:
         """One of the jaxprs as `f(arrays, state, constants) -> (outputs, new state)`."""
@@ -204,6 +207,7 @@ class InnerScope:
         constants: Sequence[Value],
         sums: Sequence[RefLike] | None,
         is_silent: bool,
+        are_tangents: bool,
     ):
         inner_sums = scope.sums if sums is None else sums
         sum_of = {id(r): s for r, s in zip(scope.sums, inner_sums, strict=True)}
@@ -212,7 +216,7 @@ class InnerScope:
         def inner(outer: Cell, value: Value, sealed: str | None = None) -> Cell:
             cell = Cell(value, outer.origin, sealed, outer.target)
             cell.method, cell.number = outer.method, outer.number
-            cell.changes = outer.changes or sealed is None
+            cell.changes = not are_tangents and (outer.changes or sealed is None)
             return cell
 
         self._written = [inner(c, v) for c, v in zip(scope.written, state, strict=True)]
@@ -268,4 +272,6 @@ class _Counterparts(NamedTuple):
         if isinstance(outer, Row) and id(outer) not in self.inner_of:
             [index] = self.place_of.get(id(outer), (outer.index,))
             return Row(self.cell(outer.whole), index)
+        if id(outer) not in self.inner_of:
+            raise untouched(outer.describe())
         return self.inner_of[id(outer)]

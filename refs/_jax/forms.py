@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import jax
 from jax import lax
-from jax._src.config import scan3
+from jax._src.config import remat3, scan3
 from jax._src.core import get_referent
 
 from refs._jax import new_forms, old_forms
@@ -30,8 +30,9 @@ from refs._types import Atom, Eqn, Jaxpr, Primitive, RefLike, Value
 
 __all__ = [
     "call_hi_primitive_p", "call_wrapped", "checkpoint_params", "fori_loop", "forward_rule",
-    "has_rules", "is_custom_vjp", "is_scan_of_refs", "jvp_rule", "passed_on", "primitive_of",
-    "rewrap", "rules_of", "scan", "scan_params", "settle_result_tree", "vjp_rule",
+    "has_rules", "is_custom_vjp", "is_scan_of_refs", "jvp_rule", "old_checkpoint", "passed_on",
+    "primitive_of", "rewrap", "rules_of", "scan", "scan_params", "settle_result_tree",
+    "vjp_rule",
 ]  # fmt: skip
 
 
@@ -117,6 +118,20 @@ def is_scan_of_refs(eqn: Eqn) -> bool:
 def _scans_of_values() -> Iterator[None]:
     with scan3(False):
         yield
+
+
+def old_checkpoint(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`jax.checkpoint` in the old form.
+
+    JAX 0.12's new one tells rules in it that all is differentiated, and takes the results of a
+    function where the old one takes those of its rule: what the rule writes would be lost.
+    """
+
+    def called(*args: Any) -> Any:
+        with remat3(False):
+            return jax.checkpoint(fun, **options)(*args)
+
+    return called
 
 
 # JAX's functions in the old form: the carry are values, not refs.

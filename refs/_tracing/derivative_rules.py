@@ -146,6 +146,16 @@ def is_open_in(jaxpr: Jaxpr, is_known: bool = True) -> bool:
     return has_custom_rules(jaxpr) and any(is_open(eqn, is_known) for eqn in jaxpr.eqns)
 
 
+def rules_may_touch_refs(jaxpr: Jaxpr) -> bool:
+    """Whether derivative rules in a jaxpr may touch refs, their own function's operands too."""
+    return has_custom_rules(jaxpr) and any(
+        is_open(eqn, is_known=True) or any(_jax.is_ref_type(v.aval) for v in eqn.invars)
+        if _jax.has_rules(eqn)
+        else any(rules_may_touch_refs(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
+        for eqn in jaxpr.eqns
+    )
+
+
 def are_arrays(consts: Sequence[Any]) -> bool:
     """Whether what a rule closes over is neither a ref nor a value of a trace."""
     return not any(isinstance(c, _jax.Tracer | _jax.NativeRef) for c in consts)

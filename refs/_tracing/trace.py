@@ -259,9 +259,10 @@ _GRADIENT = (
     "array"
 )
 _ARRAYS_ONLY = (
-    "a function of JAX's that takes arrays only, such as `jax.device_put`, or in lanes of "
-    "`refs.vmap` on jax 0.10 `custom_vmap`, was given a ref, or a function that closes over one: "
-    "read the ref before, `ref[...]`, and use the value"
+    "a function of JAX's that takes arrays only, such as `jax.device_put`, under `jax.grad` a "
+    "solver (`cg`, `gmres`), or in lanes of `refs.vmap` on jax 0.10 `custom_vmap`, was given a "
+    "ref, or a function that closes over one: read the ref before, `ref[...]`, and use the value. "
+    "For solvers `refs.grad` and `refs.jit` around it all will do"
 )
 _IN_SHARD_MAP = (
     "a backward rule inside of shard_map touches a ref from outside, which can't be written after "

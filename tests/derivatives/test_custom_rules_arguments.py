@@ -257,3 +257,39 @@ def test_a_loop_in_which_the_ref_is_differentiated_from_the_second_step_on(lanes
         return program(refs.new_ref(jnp.ones(3)), x)
 
     assert jit(refs.grad(run))(1.0) == (16 if lanes else 8)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint], ids=["alone", "in a checkpoint"])
+def test_a_tangent_that_the_rule_reads_and_does_not_write(wrap, jit):
+    @jax.custom_jvp
+    def f(r, x):
+        r[0] = 1.0
+        return x * r[1]
+
+    @f.defjvp
+    def rule(primals, tangents):
+        (r, x), (r_dot, x_dot) = primals, tangents
+        return f(r, x), x_dot * r[1] + x * r_dot[1]
+
+    def cubed(r):
+        return wrap(lambda x: f(r, x) ** 3)(1.0)
+
+    same(jit(refs.grad(cubed))(refs.new_ref(jnp.array([0.0, 2.0]))), [0, 12])
+
+
+def test_a_rule_touches_the_row_that_its_function_does_not_touch(jit):
+    rows = refs.new_ref(jnp.zeros(3), name="rows")
+
+    def lane(row, x):
+        f = jax.custom_vjp(lambda x: x * 2)
+
+        def forward(x):
+            row[...] += 1
+            return x * 2, None
+
+        f.defvjp(forward, lambda _, g: (3 * g,))
+        return f(x)
+
+    with pytest.raises(errors.RefStateError, match=r"`rows`.*touch the ref there too"):
+        jit(refs.grad(lambda xs: refs.vmap(lane)(rows, xs).sum()))(XS)
+    same(rows[...], np.zeros(3))

@@ -57,6 +57,21 @@ def a_rule_in_lanes_that_touches_more_than_its_function(r, i):
 
 
 @raises(
+    errors.RefStateError,
+    "a custom derivative rule touches ref `r` (created at FILE:N), which the function "
+    "that it is the rule of doesn't: touch the ref there too, or write it in the backward"
+    " rule",
+)
+def a_rule_in_lanes_that_touches_a_row(r, i):
+    def lane(row, x):
+        square = jax.custom_vjp(lambda x: x**2)
+        square.defvjp(lambda x: (x**2, row[...]), lambda held, g: (held * g,))
+        return square(x)
+
+    refs.grad(lambda xs: refs.vmap(lane)(r, xs).sum())(X)
+
+
+@raises(
     errors.RefEscapeError,
     "the backward rule at FILE:N touches ref `local` (created at FILE:N), which is gone "
     "when the backward pass runs: it was made inside the differentiated function, is an "

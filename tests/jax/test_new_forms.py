@@ -254,6 +254,45 @@ def with_rules_in_a_checkpoint(r, x):
     return layer(layer(x)) + r[0]
 
 
+def a_checkpoint_whose_vjp_rule_writes(r, x):
+    @jax.custom_vjp
+    def f(x):
+        r[0] += 1
+        return x * 2
+
+    def forward(x):
+        r[0] += 10 * x
+        return x * 2, (r[1], x)
+
+    f.defvjp(forward, lambda saved, g: (3 * g * saved[0],))
+    return jax.checkpoint(lambda x: f(jnp.sin(f(x))))(x) * r[0]
+
+
+def a_checkpoint_whose_jvp_rule_writes(r, x):
+    @jax.custom_jvp
+    def f(x):
+        return jnp.sin(x)
+
+    @f.defjvp
+    def rule(primals, tangents):
+        r[2] += r[1]
+        return f(*primals), tangents[0] * 7
+
+    return jax.checkpoint(lambda x: jax.checkpoint(f)(x) + f(2 * x))(x)
+
+
+def a_checkpoint_whose_rule_closes_over_a_value(r, x):
+    y = lax.stop_gradient(r[1] * 3)
+
+    @jax.custom_vjp
+    def f(x):
+        r[0] += 1
+        return x * y
+
+    f.defvjp(lambda x: (f(x), None), lambda _, g: (g * 5,))
+    return jax.checkpoint(f)(x)
+
+
 PROGRAMS = {
     f.__name__: f
     for f in (
@@ -261,11 +300,16 @@ PROGRAMS = {
         *(in_a_branch, in_a_jit, checkpointed, checkpointed_with_a_policy, checkpointed_loop),
         *(with_a_jvp, with_a_jvp_for_a_ref, with_zeros, with_a_vjp, with_a_vjp_for_a_ref),
         *(with_residuals_in_a_tree, whose_backward_rule_counts, with_rules_in_a_loop),
-        with_rules_in_a_checkpoint,
+        *(with_rules_in_a_checkpoint, a_checkpoint_whose_vjp_rule_writes),
+        *(a_checkpoint_whose_jvp_rule_writes, a_checkpoint_whose_rule_closes_over_a_value),
     )
 }
 WITHOUT_FORWARD_MODE = {name for name in PROGRAMS if "vjp" in name or "rules_in_a_loop" in name}
-WITHOUT_FORWARD_MODE |= {"with_residuals_in_a_tree", "whose_backward_rule_counts"}
+WITHOUT_FORWARD_MODE |= {
+    "with_residuals_in_a_tree",
+    "whose_backward_rule_counts",
+    "a_checkpoint_whose_rule_closes_over_a_value",
+}
 
 
 def compiled(program):
@@ -308,6 +352,9 @@ WAYS = [compiled, gradient, gradient_op_by_op, tangent, in_lanes, in_the_gradien
 LIMITS = {
     # The ref is gone when the backward pass runs.
     ("whose_backward_rule_counts", in_the_gradient_of_lanes),
+    # Lanes share no ref that only a rule touches, and JAX's rules close over no value of a lane.
+    ("a_checkpoint_whose_jvp_rule_writes", in_the_gradient_of_lanes),
+    ("a_checkpoint_whose_rule_closes_over_a_value", in_the_gradient_of_lanes),
 }
 
 

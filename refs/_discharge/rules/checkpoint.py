@@ -21,6 +21,7 @@ from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
 from refs._discharge.stored_reads import READ
 from refs._tracing import touch_analysis
+from refs._tracing.derivative_rules import rules_may_touch_refs
 from refs._types import ClosedJaxpr, Eqn, Value
 
 _policies = jax.checkpoint_policies
@@ -46,7 +47,9 @@ def discharge_checkpoint(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
         inside.ctx.keeps_reads, inside.ctx.repeats = keeps_reads, True
         return inside.run(closed, merge(args, arrays))
 
-    return scope.call(jax.checkpoint(called, prevent_cse=prevent_cse, policy=policy), args)
+    has_open_rules = ctx.differentiated and rules_may_touch_refs(closed.jaxpr)
+    checkpoint = _jax.old_checkpoint if has_open_rules else jax.checkpoint
+    return scope.call(checkpoint(called, prevent_cse=prevent_cse, policy=policy), args)
 
 
 def _either(one: Callable[..., bool], other: Callable[..., Any]) -> Callable[..., Any]:

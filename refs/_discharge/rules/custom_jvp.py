@@ -51,6 +51,7 @@ def discharge_custom_jvp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
             # After the values of refs come scalars of the lanes, which have no tangents.
             [*map(_jax.instantiate, tangents_of_known), *constants[n_read:]],
             [None if _jax.is_symbolic_zero(t) else t for t in sum_tangents],
+            are_tangents=True,
         )
         primal_args = inside.args(merge(args, arrays))[rule.not_given :]
         tangent_args = along.args(merge(args, array_tangents))[rule.not_given :]
