@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax._src.config import remat3, scan3
+from jax._src.config import custom_vjp3, remat3, scan3
 from jax._src.core import get_referent
 
 from refs._jax import new_forms, old_forms
@@ -29,10 +29,10 @@ from refs._jax.primitives import (
 from refs._types import Atom, Eqn, Jaxpr, Primitive, RefLike, Value
 
 __all__ = [
-    "call_hi_primitive_p", "call_wrapped", "checkpoint_params", "fori_loop", "forward_rule",
-    "has_rules", "is_custom_vjp", "is_scan_of_refs", "jvp_rule", "old_checkpoint", "passed_on",
-    "primitive_of", "rewrap", "rules_of", "scan", "scan_params", "settle_result_tree",
-    "vjp_rule",
+    "call_hi_primitive_p", "call_wrapped", "checkpoint_params", "custom_vjp", "fori_loop",
+    "forward_rule", "has_rules", "is_custom_vjp", "is_scan_of_refs", "jvp_rule",
+    "old_checkpoint", "passed_on", "primitive_of", "rewrap", "rules_of", "scan", "scan_params",
+    "settle_result_tree", "vjp_rule",
 ]  # fmt: skip
 
 
@@ -132,6 +132,14 @@ def old_checkpoint(fun: Callable[..., Any], **options: Any) -> Callable[..., Any
             return jax.checkpoint(fun, **options)(*args)
 
     return called
+
+
+def custom_vjp(fun: Callable[..., Any]) -> Any:
+    """`jax.custom_vjp`; on JAX before 0.12, whose new form is unfinished, always in the old form."""
+    if new_forms.has_custom_rules:
+        return jax.custom_vjp(fun)
+    with custom_vjp3(False):  # pragma: no cover, JAX before 0.12
+        return jax.custom_vjp(fun)
 
 
 # JAX's functions in the old form: the carry are values, not refs.

@@ -38,7 +38,8 @@ _CLASSES = [
     (ad_checkpoint, "CheckpointName", name_p),
     (hijax, "CustomJVPTraced", custom_jvp_call_p),
 ]
-if hasattr(hijax, "CustomJVPTraced"):
+has_custom_rules = hasattr(hijax, "CustomJVPTraced")
+if has_custom_rules:
     # JAX 0.10 has another class of this name, whose rules close over tracers that have ended.
     _CLASSES += [(hijax, "CustomVJPTraced", custom_vjp_call_p)]
 _primitives: dict[type, Primitive] = {

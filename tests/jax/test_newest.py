@@ -149,6 +149,7 @@ def test_which_outputs_depend_on_the_primals(jit):
     assert of_x == 0
 
 
+@pytest.mark.as_released
 def test_freeze_at_top_level_copies_nothing():
     r = refs.new_ref(jnp.arange(1000.0))
     place = r.unsafe_buffer_pointer()

@@ -61,7 +61,7 @@ def discharge_custom_vjp(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[
         return scope.enter(state, constants, sums).run(closed, merge(args, arrays))
 
     function.__name__ = _jax.function_name(closed)  # for messages
-    call = jax.custom_vjp(function)
+    call = _jax.custom_vjp(function)
 
     def fwd(
         arrays: list[Value], state: list[Value], constants: list[Value], sums: list[Any], paths: Any
