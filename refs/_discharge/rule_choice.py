@@ -168,9 +168,9 @@ def _discharge_inside(ctx: Any, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
 
     def pure(jaxpr: Jaxpr | ClosedJaxpr) -> Jaxpr | ClosedJaxpr:
         closed = _jax.as_closed(jaxpr)
-        if closed is not jaxpr or not _makes_refs(closed):
-            return jaxpr
+        makes_refs = closed is jaxpr and _makes_refs(closed)
         arguments = map(_jax.AbstractArgument, closed.in_avals)
-        return jax.make_jaxpr(lambda *xs: type(ctx)().eval(closed, xs))(*arguments)
+        discharged = jax.make_jaxpr(lambda *xs: type(ctx)().eval(closed, xs))
+        return discharged(*arguments) if makes_refs else jaxpr
 
     return _jax.bind_eqn(_jax.map_closed(eqn, pure), args)

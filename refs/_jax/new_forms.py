@@ -39,9 +39,8 @@ _CLASSES = [
     (hijax, "CustomJVPTraced", custom_jvp_call_p),
 ]
 has_custom_rules = hasattr(hijax, "CustomJVPTraced")
-if has_custom_rules:
-    # JAX 0.10 has another class of this name, whose rules close over tracers that have ended.
-    _CLASSES += [(hijax, "CustomVJPTraced", custom_vjp_call_p)]
+# JAX 0.10 has another class of this name, whose rules close over tracers that have ended.
+_CLASSES += [(hijax, "CustomVJPTraced", custom_vjp_call_p)] if has_custom_rules else []
 _primitives: dict[type, Primitive] = {
     getattr(module, name): primitive
     for module, name, primitive in _CLASSES

@@ -8,6 +8,7 @@ from jax import lax
 
 import refs
 from refs import errors
+from refs._discharge.interpreter import Context
 
 same = np.testing.assert_allclose
 XS = jnp.array([1.0, 2.0, 3.0])
@@ -293,3 +294,8 @@ def test_a_rule_touches_the_row_that_its_function_does_not_touch(jit):
     with pytest.raises(errors.RefStateError, match=r"`rows`.*touch the ref there too"):
         jit(refs.grad(lambda xs: refs.vmap(lane)(rows, xs).sum()))(XS)
     same(rows[...], np.zeros(3))
+
+
+def test_a_rule_touches_a_ref_that_nothing_around_it_knows():
+    with pytest.raises(errors.RefStateError, match=r"rule touches ref `far`.*touch the ref there"):
+        Context().cell_of(refs.new_ref(0.0, name="far"))

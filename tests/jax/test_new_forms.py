@@ -382,3 +382,18 @@ def test_as_in_the_old_form(name, way, switches):
     wanted = outcome(program, way, [])
     got = outcome(program, way, switches)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), got, wanted)
+
+
+def test_a_scan_that_jax_has_differentiated():
+    """The tangents of what its body closes over come after its rows."""
+
+    def program(r, x):
+        def scanned(x):
+            c, ys = lax.scan(lambda c, w: (c * 0.5 + x * w[0], c * w[1] * x), x * 2, W * x)
+            return c + ys.sum()
+
+        r[...] += 1
+        return jax.jvp(scanned, (x,), (1.0,))
+
+    got, wanted = (outcome(program, compiled, switches) for switches in (["jax_scan3"], []))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), got, wanted)
