@@ -135,7 +135,7 @@ def old_checkpoint(fun: Callable[..., Any], **options: Any) -> Callable[..., Any
 
 
 def custom_vjp(fun: Callable[..., Any]) -> Any:
-    """`jax.custom_vjp`; on JAX before 0.12, whose new form is unfinished, always in the old form."""
+    """`jax.custom_vjp`; before JAX 0.12, whose new form is unfinished, always in the old form."""
     if new_forms.has_custom_rules:
         return jax.custom_vjp(fun)
     with custom_vjp3(False):  # pragma: no cover, JAX before 0.12
