@@ -25,7 +25,7 @@ from refs._discharge.scope import Scope
 from refs._handles.access import describe
 from refs._tracing import derivative_rules, touch_analysis
 from refs._tracing.touch_analysis import Rules
-from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, RefLike, Value
+from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, Value
 
 
 class Context:
@@ -107,12 +107,6 @@ class Context:
         """Whether anything uses the first output of the equation under way."""
         return eqn.outvars[0] in touch_analysis.used(self._frames[-1][0])
 
-    def cell_of(self, ref: RefLike) -> Cell:
-        """The cell of a concrete ref."""
-        if id(ref) not in self.cells:
-            raise untouched(describe(ref))
-        return self.cells[id(ref)]
-
     def memoised(self, key: Any, alive: Any, make: Callable[[], Any]) -> Any:
         """`make()`, once for each key in this body. `alive`, whose id is in the key, is kept."""
         if key not in self._memo:
@@ -151,7 +145,9 @@ class Context:
     def resolve(self, const: Value) -> Any:
         """The value or cell here of a constant of a rule, which JAX has traced later."""
         found = self.bindings().find(const)
-        return self.cell_of(found) if isinstance(found, _jax.NativeRef) else found
+        if isinstance(found, _jax.NativeRef):  # It has no cell here or further out.
+            raise untouched(describe(found))
+        return found
 
     @contextmanager
     def _frame(self, jaxpr: Jaxpr, env: dict[Any, Any]) -> Iterator[None]:

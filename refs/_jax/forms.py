@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -114,10 +113,14 @@ def is_scan_of_refs(eqn: Eqn) -> bool:
     return eqn.primitive is call_hi_primitive_p and primitive_of(eqn) is scan_p
 
 
-@contextmanager
-def _scans_of_values() -> Iterator[None]:
-    with scan3(False):
-        yield
+def _without(switch: Any, fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun`, which is called with one of JAX's switches off."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with switch(False):
+            return fun(*args, **kwargs)
+
+    return called
 
 
 def old_checkpoint(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -126,22 +129,12 @@ def old_checkpoint(fun: Callable[..., Any], **options: Any) -> Callable[..., Any
     JAX 0.12's new one tells rules in it that all is differentiated, and takes the results of a
     function where the old one takes those of its rule: what the rule writes would be lost.
     """
-
-    def called(*args: Any) -> Any:
-        with remat3(False):
-            return jax.checkpoint(fun, **options)(*args)
-
-    return called
-
-
-def custom_vjp(fun: Callable[..., Any]) -> Any:
-    """`jax.custom_vjp`; before JAX 0.12, whose new form is unfinished, always in the old form."""
-    if new_forms.has_custom_rules:
-        return jax.custom_vjp(fun)
-    with custom_vjp3(False):  # pragma: no cover, JAX before 0.12
-        return jax.custom_vjp(fun)
+    # The oldest JAX asks for the switch when it makes the function, the newest when it is called.
+    return _without(remat3, _without(remat3, jax.checkpoint)(fun, **options))
 
 
 # JAX's functions in the old form: the carry are values, not refs.
-scan = _scans_of_values()(lax.scan)
-fori_loop = _scans_of_values()(lax.fori_loop)
+scan = _without(scan3, lax.scan)
+fori_loop = _without(scan3, lax.fori_loop)
+# JAX 0.10's new form is unfinished.
+custom_vjp = jax.custom_vjp if new_forms.has_custom_rules else _without(custom_vjp3, jax.custom_vjp)

@@ -298,4 +298,4 @@ def test_a_rule_touches_the_row_that_its_function_does_not_touch(jit):
 
 def test_a_rule_touches_a_ref_that_nothing_around_it_knows():
     with pytest.raises(errors.RefStateError, match=r"rule touches ref `far`.*touch the ref there"):
-        Context().cell_of(refs.new_ref(0.0, name="far"))
+        Context().resolve(refs.new_ref(0.0, name="far"))

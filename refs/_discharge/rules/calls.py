@@ -51,12 +51,8 @@ def discharge_metadata_call(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> li
     pure = jax.make_jaxpr(scope.function(closed, args))(*operands)
     params = _jax.replace_jaxpr(eqn.params, pure, len(scope.written))
     if "exclude_mask" in params:  # one flag for each operand
-        flags = [*zip(args, params["exclude_mask"], strict=True)]
-        of_cell = {id(a): flag for a, flag in flags}
-        arrays = [flag for a, flag in flags if not isinstance(a, Cell)]
-        state = [of_cell.get(id(c), False) for c in (*scope.written, *scope.read)]
-        rest = [False] * (len(scope.constants) - len(scope.read))
-        params["exclude_mask"] = (*arrays, *state, *rest)
+        flags = _by_operand(args, params["exclude_mask"], scope, False)
+        params["exclude_mask"] = tuple(jax.tree.leaves(flags))
     leaves = jax.tree.leaves(operands)
     out = _jax.bind(eqn.primitive, leaves, params)
     scope.update(out[len(out) - len(scope.written) :])
@@ -75,13 +71,22 @@ def _jit_options(params: _jax.JitParams, args: Sequence[Value], scope: Scope) ->
     options: dict[str, Any] = {"inline": params.inline, "keep_unused": params.keep_unused}
     shardings = (*params.in_shardings, *params.out_shardings)
     if not all(_jax.is_unspecified(s) for s in shardings):
-        of_cell = {id(a): s for a, s in zip(args, params.in_shardings, strict=True)}
-        arrays = [
-            s for a, s in zip(args, params.in_shardings, strict=True) if not isinstance(a, Cell)
-        ]
-        state = [of_cell.get(id(c)) for c in scope.written]
-        flags = [None] * (len(scope.constants) - len(scope.read))
-        constants = [*(of_cell.get(id(c)) for c in scope.read), *flags]
+        arrays, state, constants = _by_operand(args, params.in_shardings, scope, None)
         options["in_shardings"] = (arrays, state, constants)
         options["out_shardings"] = (list(params.out_shardings), state)
     return options
+
+
+def _by_operand(
+    args: Sequence[Value], given: Sequence[Any], scope: Scope, otherwise: Any
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """What is given for each operand, as lists for arrays, state and constants of the pure call.
+
+    `otherwise` is for a ref that is closed over, and for a scalar of lanes.
+    """
+    of_cell = {id(a): x for a, x in zip(args, given, strict=True)}
+    arrays = [x for a, x in zip(args, given, strict=True) if not isinstance(a, Cell)]
+    state, read = (
+        [of_cell.get(id(c), otherwise) for c in cs] for cs in (scope.written, scope.read)
+    )
+    return arrays, state, read + [otherwise] * (len(scope.constants) - len(read))

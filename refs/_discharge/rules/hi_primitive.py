@@ -27,7 +27,7 @@ def discharge_hi_primitive(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> lis
         )
 
     given = unique(args)  # JAX's functions take each ref once.
-    types = [eqn.invars[given.places.index(k)].aval for k in range(len(given.items))]
+    types = {k: v.aval for k, v in zip(given.places, eqn.invars, strict=True)}.values()
     fun = _jax.hi_function(eqn, given.places, refuse)
     traced = jax.make_jaxpr(fun)(*map(_jax.AbstractArgument, types))
     return ctx.eval(traced, given.items)

@@ -67,9 +67,10 @@ def discharge_linear_solve(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> lis
     b = [*args[sum(eqn.params["const_lengths"]) :]]
     scope = ctx.scope(*calls.values())
     constants = scope.constants
-    for described in [c.describe() for c in scope.written] or map(describe, scope.sums):
+    written = [*(c.describe() for c in scope.written), *map(describe, scope.sums)]
+    if written:
         raise RefValueError(
-            f"a function of the custom_linear_solve at {_jax.user_line(eqn)} writes {described}: "
+            f"a function of the custom_linear_solve at {_jax.user_line(eqn)} writes {written[0]}: "
             "it can only read refs, as the solver, and each derivative, calls it as often as it "
             "likes. Write the ref before or after"
         )
