@@ -38,21 +38,21 @@ def read(
     ref: RefLike, index: Index, out_sharding: Sharding | jax.sharding.PartitionSpec | None = None
 ) -> jax.Array:
     """A copy of the indexed part: the handle's own buffer is never given away."""
-    skeleton, operands = _split(ref, index)
+    skeleton, operands = index.split()
     kernel = reader(skeleton, ref.dtype, out_sharding, _shape_of_part(ref))
     return run_reader(ref, kernel, operands) if is_ours(ref) else kernel(buffer_of(ref), operands)
 
 
 def update(ref: RefLike, index: Index, method: str, operand: Value) -> None:
     """`ref.at[index].<method>(operand)`."""
-    skeleton, operands = _split(ref, index)
+    skeleton, operands = index.split()
     run = run_updater if is_ours(ref) else _update_native
     run(ref, updater(ref, method, skeleton, _shape_of_part(ref)), operands, operand)
 
 
 def swap(ref: RefLike, index: Index, value: Value) -> jax.Array:
     """Overwrites the indexed part and returns its old value, as one atomic operation."""
-    skeleton, operands = _split(ref, index)
+    skeleton, operands = index.split()
     run = run_updater if is_ours(ref) else _update_native
     old = run(ref, updater(ref, "swap", skeleton, _shape_of_part(ref)), operands, value)
     return _jax.wrap_keys(old, ref.dtype)
@@ -61,11 +61,6 @@ def swap(ref: RefLike, index: Index, value: Value) -> jax.Array:
 def _shape_of_part(ref: RefLike) -> Shape | None:
     """The shape of a packed ref: its kernels take a part of a buffer. None for any other ref."""
     return None if part_of(ref) is None else ref._shape
-
-
-def _split(ref: RefLike, index: Index) -> tuple[Index, list[Value]]:
-    is_sharded = sharding_of(ref) is not None
-    return (index._replace(in_rows=True) if is_sharded else index).split()
 
 
 def run_updater(

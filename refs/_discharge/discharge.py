@@ -8,6 +8,7 @@ from refs import _jax
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
 from refs._discharge.program import Program
+from refs._indexing.accesses import in_lax
 from refs._origin import Origin, origin_of
 from refs._types import Aval, ClosedJaxpr, RefLike, Value
 from refs.errors import RefTypeError
@@ -57,9 +58,10 @@ def discharge(closed_jaxpr: ClosedJaxpr) -> ClosedJaxpr:
                 )
         return [*out, *(c.read() for c in (*cells, *args) if isinstance(c, Cell))]
 
-    return jax.make_jaxpr(pure)(
-        [_array_type(jax.typeof(r)) for r in program.refs], [_array_type(a) for a in in_avals]
-    )
+    with in_lax():
+        return jax.make_jaxpr(pure)(
+            [_array_type(jax.typeof(r)) for r in program.refs], [_array_type(a) for a in in_avals]
+        )
 
 
 def _origin(ref: RefLike) -> Origin:

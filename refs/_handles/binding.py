@@ -154,8 +154,8 @@ def bind_write(
     if is_only_whole(ref, index) or is_refused or (is_lost and index.has_arrays):
         with sharded(ref, index):
             whole, plain = bind_whole(_jax.get_p, ref), _plain(index)
-            write = plain.add if is_added else plain.write
-            return bind_whole(_jax.swap_p, ref, write(whole, value))
+            method = "add" if is_added else "set"
+            return bind_whole(_jax.swap_p, ref, plain.update(whole, method, value))
     value = sharded_as_part(value, ref)
     if is_lost:
         primitive, value = _jax.swap_p, jnp.add(_bind(_jax.get_p, ref, index), value)

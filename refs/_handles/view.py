@@ -303,7 +303,8 @@ class RefView:
             if method == "subtract":
                 method, operand = "add", jnp.negative(operand)
         if method == "add":  # Lanes that share the ref mustn't read it before.
-            access.addupdate(self._ref, ..., index.add(jnp.zeros(1, self.dtype), operand)[0])
+            row = index.update(jnp.zeros(1, self.dtype), method, operand)
+            access.addupdate(self._ref, ..., row[0])
         else:
             row = access.get(self._ref).reshape(1)
             access.set(self._ref, ..., index.update(row, method, operand)[0])

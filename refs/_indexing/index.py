@@ -51,8 +51,7 @@ class Index(NamedTuple):
 
     `dims` has a Span, an integer or an integer array for each dimension. Applying `dims` as
     `jax.ref` does gives a value of shape `taken_shape`; reversing the axes `flip` of it,
-    transposing by `perm` and reshaping to `result_shape` gives NumPy's result. `in_rows` is for
-    arrays that lie on several devices: few rows are gathered and scattered, not sliced.
+    transposing by `perm` and reshaping to `result_shape` gives NumPy's result.
     """
 
     shape: tuple[int, ...]
@@ -61,7 +60,6 @@ class Index(NamedTuple):
     flip: tuple[int, ...]
     perm: tuple[int, ...]
     result_shape: tuple[int, ...]
-    in_rows: bool = False
 
     # -- making ---------------------------------------------------------------------------------
 
@@ -267,8 +265,8 @@ class Index(NamedTuple):
     def read(self, x: Value, out_sharding: Any = None) -> Value:
         """The part of `x`, with the sharding `out_sharding` if that is given (explicit meshes)."""
         if out_sharding is not None:
-            return automatically(Index.read, self._replace(in_rows=True), out_sharding, x)
-        block = block_of(self.dims, self.shape, self.in_rows)
+            return automatically(Index.read, self, out_sharding, x)
+        block = block_of(self.dims, self.shape)
         if not block.is_whole:
             x = block.read(x)
         if block.rest is not None:
@@ -278,30 +276,27 @@ class Index(NamedTuple):
     def write(self, x: Value, value: Value) -> Value:
         return self.update(x, "set", value)
 
-    def add(self, x: Value, value: Value) -> Value:
-        """Accumulates: an element named twice gets both contributions."""
-        return self.update(x, "add", value)
-
-    def update(self, x: Value, method: str, operand: Value) -> Value:
+    def update(self, x: Value, method: str, operand: Value, mask: Value | None = None) -> Value:
         """`x.at[...].<method>(operand)` of `jax.numpy`, for each method in `UPDATES`.
 
-        The result is sharded as `x` is.
+        The result is sharded as `x` is. If there is a `mask`, a bool scalar, it is `x` where that
+        is false; only "set" and "add" take one.
         """
         if not _jax.is_on_explicit_mesh(x):
-            return self._update(x, method, operand)
+            return self._update(x, method, operand, mask)
         # A user's function runs on the mesh of its caller, not inside `auto_axes`.
         if method == "apply" or self.is_whole:
-            return sharded_like(self._update(x, method, operand), x)
+            return sharded_like(self._update(x, method, operand, mask), x)
 
-        def update(index: Index, x: Value, operand: Value) -> Value:
-            return index._update(x, method, operand)
+        def update(index: Index, x: Value, *operands: Value) -> Value:
+            return index._update(x, method, *operands)
 
-        in_rows = self._replace(in_rows=True)
-        return automatically(update, in_rows, jax.typeof(x).sharding, x, operand)
+        operands = [operand] if mask is None else [operand, mask]
+        return automatically(update, self, jax.typeof(x).sharding, x, *operands)
 
-    def _update(self, x: Value, method: str, operand: Value) -> Value:
+    def _update(self, x: Value, method: str, operand: Value, mask: Value | None = None) -> Value:
         if method in ("set", "add"):
-            return self._update_taken(x, self.unfinish(operand), method)
+            return self._update_taken(x, self.unfinish(operand), method, mask)
         if not self.has_arrays:
             new = UPDATES[method](self.read(x), operand)
             return self.write(x, fit(new, self.result_shape, x.dtype))
@@ -309,17 +304,20 @@ class Index(NamedTuple):
             operand = self.unfinish(jnp.broadcast_to(operand, self.result_shape))
         return self._update_taken(x, operand, method)
 
-    def _update_taken(self, x: Value, value: Value, method: str) -> Value:
+    def _update_taken(
+        self, x: Value, value: Value, method: str, mask: Value | None = None
+    ) -> Value:
         """`_update` with an operand of `taken_shape`, or a function."""
-        block = block_of(self.dims, self.shape, self.in_rows)
+        block = block_of(self.dims, self.shape)
         if block.rest is not None:
             part = x if block.is_whole else block.read(x)
-            part = scatter(part, block.rest, method, value)
-            return part if block.is_whole else block.write(x, part)
-        value = _reshape(value, block.sizes)
-        if block.is_whole:
-            return value if method == "set" else jnp.add(x, value)
-        return block.write(x, value) if method == "set" else block.add(x, value)
+            part = scatter(part, block.rest, method, value, mask)
+            return part if block.is_whole else block.update(x, part, "set")
+        value = _reshape(value, block.access.sizes)
+        if not block.is_whole:
+            return block.update(x, value, method, mask)
+        value = value if method == "set" else jnp.add(x, value)
+        return value if mask is None else lax.select(mask, value, x)
 
 
 @functools.lru_cache(maxsize=1024)

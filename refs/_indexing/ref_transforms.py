@@ -27,29 +27,31 @@ def read(x: Value, transforms: Sequence[Any]) -> Value:
     return x
 
 
-def write(x: Value, transforms: Sequence[Any], value: Value) -> Value:
-    """`x` with the part that the chain selects overwritten by `value`, of the part's shape."""
-    return _update(x, transforms, value, "write")
+def update(
+    x: Value,
+    transforms: Sequence[Any],
+    method: str,
+    value: Value,
+    mask: Value | None = None,
+) -> Value:
+    """`x` with the part that the chain selects overwritten by `value`, or `value` added to it.
 
-
-def add(x: Value, transforms: Sequence[Any], value: Value) -> Value:
-    """`x` with `value` accumulated into the part that the chain selects."""
-    return _update(x, transforms, value, "add")
-
-
-def _update(x: Value, transforms: Sequence[Any], value: Value, method: str) -> Value:
+    `value` is of the part's shape; `method` is "set" or "add". It is `x` where there is a `mask`, a
+    bool scalar, and that is false.
+    """
     if not transforms:
-        return sharded_like(value if method == "write" else jnp.add(x, value), x)
+        value = sharded_like(value if method == "set" else jnp.add(x, value), x)
+        return value if mask is None else jnp.where(mask, value, x)
     if isinstance(transforms[0], _jax.NDIndexer):
         # Successive indexers become one index, because the outer one may name an element twice.
         index, rest = _index(transforms[0]), list(transforms[1:])
         while rest and isinstance(rest[0], _jax.NDIndexer):
             index = nest(index, _index(rest.pop(0)), writing=True)
         if not rest:
-            return getattr(index, method)(x, value)
-        return index.write(x, _update(index.read(x), rest, value, method))
+            return index.update(x, method, value, mask)
+        return index.write(x, update(index.read(x), rest, method, value, mask))
     first, *rest = transforms
-    return _undo(x, first, _update(_read(x, first), rest, value, method))
+    return _undo(x, first, update(_read(x, first), rest, method, value, mask))
 
 
 def _read(x: Value, transform: Any) -> Value:

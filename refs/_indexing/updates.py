@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from refs import _jax
@@ -27,8 +28,12 @@ UPDATES: dict[str, Callable[..., Value]] = {
 }
 
 
-def scatter(x: Value, idx: tuple[Indexer, ...], method: str, value: Value) -> Value:
-    """`x.at[idx].<method>(value)`."""
+def scatter(
+    x: Value, idx: tuple[Indexer, ...], method: str, value: Value, mask: Value | None = None
+) -> Value:
+    """`x.at[idx].<method>(value)`; `x` if there is a `mask` that is false."""
+    if mask is not None:
+        idx, value = _masked(x, idx, method, value, mask)
     if x.dtype == bool:
         # XLA's scatters don't add or multiply booleans as NumPy does, but these are the same.
         method = {"add": "max", "multiply": "min"}.get(method, method)
@@ -40,6 +45,19 @@ def scatter(x: Value, idx: tuple[Indexer, ...], method: str, value: Value) -> Va
         total = _multiply(jnp.ones_like(x), idx, value)
         return fit(UPDATES[method](x, total), x.shape, x.dtype)
     return getattr(jnp.asarray(x).at[idx], method)(value)
+
+
+def _masked(
+    x: Value, idx: tuple[Indexer, ...], method: str, value: Value, mask: Value
+) -> tuple[tuple[Indexer, ...], Value]:
+    """An index and a value with which an update changes nothing where `mask` is false."""
+    arrays = [k for k, i in enumerate(idx) if isinstance(i, jax.Array | np.ndarray)]
+    if not arrays:  # steps
+        return idx, jnp.where(mask, value, x[idx] if method == "set" else 0)
+    # What is out of bounds isn't written: what was there needn't be read.
+    [k, *_] = arrays
+    beyond = jnp.asarray(x.shape[k], idx[k].dtype)
+    return (*idx[:k], jnp.where(mask, idx[k], beyond), *idx[k + 1 :]), value
 
 
 def _places(x: Value, idx: tuple[Indexer, ...]) -> Value:

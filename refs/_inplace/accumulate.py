@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
-from refs._indexing.places import longest, place_dtype
+from refs._indexing.access import Access
+from refs._indexing.accesses import update_p
 from refs._inplace.body import (
     Body,
     carries,
@@ -29,11 +30,12 @@ from refs._inplace.body import (
     is_var,
     is_zeros,
     renamed,
+    shape,
     splice,
     substitute,
 )
 from refs._inplace.flatten import has_parts
-from refs._types import Atom, Aval, Eqn, Jaxpr, Value
+from refs._types import Atom, Aval, Eqn, Jaxpr
 
 
 def accumulate(jaxpr: Jaxpr) -> Body:
@@ -171,8 +173,9 @@ class _Sums:
     def _starts_from_zeros(self, deposit: _Deposit) -> bool:
         """Whether an output of an equation is a deposit."""
         eqn, output = self.body.eqns[deposit.eqn], deposit.output
-        if eqn.primitive in (lax.dynamic_update_slice_p, lax.scatter_add_p):
-            return self._is_zeros(eqn.invars[0])
+        if eqn.primitive is update_p or eqn.primitive is lax.scatter_add_p:
+            is_sum = _adds_to_first(eqn) or eqn.params["access"].is_unique
+            return is_sum and self._is_zeros(eqn.invars[0])
         if eqn.primitive is lax.pad_p:
             edges = eqn.params["padding_config"]
             return is_literal_zero(eqn.invars[1]) and all(
@@ -200,7 +203,7 @@ class _Sums:
                 return False
             eqn = self.body.eqns[self.consumers[v][0]]
             is_sum = is_add(eqn)
-            if not is_sum and not (eqn.primitive is lax.scatter_add_p and eqn.invars[0] is v):
+            if not is_sum and not (_adds_to_first(eqn) and eqn.invars[0] is v):
                 return False
             [v] = eqn.outvars
         return self.uses[v] == 2
@@ -209,6 +212,8 @@ class _Sums:
         """Whether several numbers may have been added to one element of what was zeros."""
         eqn = self.body.eqns[self._maker(deposited)]
         is_sum = is_add(eqn) or eqn.primitive is _jax.scan_p
+        if eqn.primitive is update_p:
+            return not eqn.params["access"].is_unique
         return is_sum or not eqn.params.get("unique_indices", True)
 
     def _needs_itself(self, base: Atom, deposits: list[_Deposit]) -> bool:
@@ -252,31 +257,24 @@ class _Sums:
                 invars=[*eqn.invars, base], params={**eqn.params, "branches": branches}
             )
             return eqn.outvars[deposit.output]
-        if eqn.primitive is lax.scatter_add_p:
-            out = _jax.new_var(base.aval)
-            into.append(eqn.replace(invars=[base, *eqn.invars[1:]], outvars=[out]))
-            return out
-        if eqn.primitive is lax.pad_p:
-            starts = tuple(int(low) for low, _, _ in eqn.params["padding_config"])
-            made, [out] = splice(_add_block, [base, eqn.invars[0]], eqn, starts=starts)
-        else:
-            made, [out] = splice(_add_slice, [base, *eqn.invars[1:]], eqn)
-        into += made
+        invars, params = [base, *eqn.invars[1:]], eqn.params
+        primitive = eqn.primitive
+        if primitive is lax.pad_p:
+            starts = tuple(int(low) for low, _, _ in params["padding_config"])
+            invars, primitive = [base, eqn.invars[0]], update_p
+            params = {"access": Access(starts, shape(eqn.invars[0]))}
+        if primitive is update_p:
+            params = {**params, "method": "add"}
+        out = _jax.new_var(base.aval)
+        new = eqn.replace(primitive=primitive, params=params, invars=invars, outvars=[out])
+        into.append(new)
         return out
 
 
-def _add_slice(base: Value, update: Value, *starts: Value) -> Value:
-    """`base[starts : starts + update.shape] += update`, starts clamped as XLA does."""
-    old = lax.dynamic_slice_p.bind(base, *starts, slice_sizes=update.shape)
-    return lax.dynamic_update_slice_p.bind(base, lax.add(old, update), *starts)
-
-
-def _add_block(base: Value, update: Value, *, starts: tuple[int, ...]) -> Value:
-    """`_add_slice` at static starts."""
-    stops = [a + n for a, n in zip(starts, update.shape, strict=True)]
-    new = lax.add(lax.slice(base, starts, stops), update)
-    places = [jnp.asarray(start, place_dtype(longest(base.shape))) for start in starts]
-    return lax.dynamic_update_slice(base, new, places, allow_negative_indices=False)
+def _adds_to_first(eqn: Eqn) -> bool:
+    """Whether an equation adds blocks to its first operand."""
+    is_sum = eqn.primitive is update_p and eqn.params["method"] == "add"
+    return is_sum or eqn.primitive is lax.scatter_add_p
 
 
 def _adding(jaxpr: Jaxpr, output: int, aval: Aval, like: Eqn) -> Jaxpr:

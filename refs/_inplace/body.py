@@ -14,6 +14,8 @@ from jax import lax
 
 from refs import _jax
 from refs._callbacks.primitives import host_callback_p
+from refs._indexing.access import Access
+from refs._indexing.accesses import read_p, update_p
 from refs._tracing.facts import facts_of
 from refs._types import Atom, Aval, Eqn, Jaxpr, Value
 
@@ -181,29 +183,17 @@ def operation(eqn: Eqn) -> Hashable:
     return eqn.primitive, tuple(sorted(eqn.params.items()))
 
 
-def unmasked(
-    eqns: Sequence[Eqn], made_by: dict[Any, int], users: dict[Any, list[int]], update: int
-) -> tuple[list[Atom], Atom, set[int]]:
-    """An update's mask, if it has one; what it writes where that is true; the equations it saves.
-
-    A write that leaves out what is out of bounds selects between a value and what was there.
-    """
-    before, value, *places = eqns[update].invars
-    select = made_by.get(value) if is_var(value) else None
-    if select is not None and eqns[select].primitive is lax.select_n_p:
-        mask, old, *new = eqns[select].invars
-        read = made_by.get(old) if is_var(old) else None
-        if (
-            len(new) == 1
-            and str(mask.aval.dtype) == "bool"  # pyright: ignore
-            and read is not None
-            and eqns[read].primitive is lax.dynamic_slice_p
-            and all(map(is_same, eqns[read].invars, (before, *places)))
-            and users[value] == [update]
-            and users[old] == [select]
-        ):
-            return [mask], new[0], {read, select}
-    return [], value, set()
+def is_aligned(read: Eqn, update: Eqn) -> bool:
+    """Whether an equation reads the blocks that an update overwrites, if it overwrites them."""
+    if read.primitive is not read_p or update.primitive is not update_p:
+        return False
+    x, _, *places = update.invars
+    access: Access = update.params["access"]
+    if access.is_masked:
+        places.pop()
+    return read.params["access"] == access._replace(is_masked=False).clipped and all(
+        map(is_same, read.invars, (x, *places))
+    )
 
 
 def unmoved(eqn: Eqn) -> Atom | None:

@@ -19,6 +19,7 @@ from jax import lax
 
 from refs import _jax
 from refs._callbacks.primitives import host_callback_p
+from refs._indexing.accesses import update_p
 from refs._inplace.body import (
     barrier,
     can_pass,
@@ -91,7 +92,7 @@ def fenced(
     if not can_fence and not passing and not seen:
         return Fenced([eqn], {})
     if not on_cpu or not can_fence:
-        return _barrier(eqn, [*passing, *seen], [*operands, buffer])
+        return _barrier(eqn, [*passing, *seen], [*operands[::-1], buffer])
     if not is_update(eqn) and not operands:
         return _barrier(eqn, [*passing, *seen], [buffer])
     made: list[Eqn] = []
@@ -158,8 +159,8 @@ def _carried(eqn: Eqn, values: Sequence[Atom]) -> Fenced:
 
 
 def _index_first(eqn: Eqn) -> list[Atom]:
-    """The operands of an equation; of a `dynamic_update_slice` only the indices and the update."""
-    if eqn.primitive is lax.dynamic_update_slice_p:
+    """The operands of an equation; of an access only the places and the value."""
+    if eqn.primitive is update_p:
         return [*eqn.invars[2:], eqn.invars[1]]
     return list(eqn.invars)
 

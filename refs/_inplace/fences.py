@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from jax import lax
-
 from refs import _jax
 from refs._inplace.body import (
     Body,
@@ -20,7 +18,6 @@ from refs._inplace.body import (
     needs_fences,
     size,
     substitute,
-    unmasked,
 )
 from refs._inplace.fence import Predicate, fenced
 from refs._inplace.order import has_jaxprs, is_computed_once, last_updates, needs
@@ -61,15 +58,19 @@ class _Fences:
         self.emitted: list[Eqn] = []
         self.predicate: Predicate | None = None
         self.passed: dict[Any, Atom] = {}  # A value before its fence -> behind it.
-        # Values read from a buffer that hasn't been updated yet, by buffer; and the reverse.
-        self.read: dict[Any, list[Atom]] = {v: [] for v in self.update_of}
-        self.read_from: dict[Any, list[Atom]] = {}
+        # The equations that read a buffer that hasn't been updated yet, by buffer; and the reverse.
+        self.read: dict[Any, list[int]] = {v: [] for v in self.update_of}
+        self.sources: dict[int, list[Atom]] = {}
+        self.last = [max(map(self._last_use, e.outvars), default=-1) for e in self.eqns]
 
     def now(self, atom: Atom) -> Atom:
         """The name of a value behind the fences that it has passed."""
-        while is_var(atom) and atom in self.passed:
-            atom = self.passed[atom]
-        return atom
+        last = atom
+        while is_var(last) and last in self.passed:
+            last = self.passed[last]
+        if last is not atom:
+            self.passed[atom] = last  # Many updates may have one operand, which passes all fences.
+        return last
 
     def run(self, k: int) -> None:
         """Emits an equation, with current names, behind fences for the buffers that it updates."""
@@ -98,29 +99,26 @@ class _Fences:
                 self.emitted += before
                 self.is_once[k] |= now.primitive is _jax.cond_p
         self.emitted.append(now)
-        self._note_reads(eqn, self.is_once[k])
+        self._note_reads(k, self.is_once[k])
         for buffer in buffers:
             del self.read[buffer]
 
-    def _note_reads(self, eqn: Eqn, once: bool) -> None:
-        """Notes which buffers the outputs of an equation have been read from."""
+    def _note_reads(self, k: int, once: bool) -> None:
+        """Notes which buffers an equation has read."""
         sources: dict[Any, None] = {}
-        for v in filter(is_var, eqn.invars):
+        for v in filter(is_var, self.eqns[k].invars):
             if v in self.read:
                 sources[v] = None
-            elif v in self.read_from and not self._is_computed_once(v):
+            elif (j := self.made_by.get(v, -1)) in self.sources and not self.is_once[j]:
                 # XLA repeats `v`: an equation that it computes once from `v` counts as reading the
                 # buffer, unless `v` is so small that it is kept.
-                found = self.read_from[v]
+                found = self.sources[j]
                 sources |= {b: None for b in found if not once or not is_small(v, b)}
-        sources = {b: None for b in sources if b in self.read}
-        if len(sources) > MOST:
-            return
-        for v in eqn.outvars:
-            if sources and size(v):
-                self.read_from[v] = list(sources)
-                for buffer in sources:
-                    self.read[buffer].append(v)
+        found = [b for b in sources if b in self.read]
+        if 0 < len(found) <= MOST:
+            self.sources[k] = found
+            for buffer in found:
+                self.read[buffer].append(k)
 
     def _cut(self, k: int, buffer: Atom) -> tuple[list[Atom], list[Atom]]:
         """The values read from a buffer that its update must wait for: `(passing, seen)`.
@@ -129,24 +127,26 @@ class _Fences:
         again. Those that the fence has `seen` are large and computed once: they only have to be
         computed before the update. There are none if only the update itself uses such values.
         """
-        cut = [v for v in self.read[buffer] if v in self.returned or self._last_use(v) >= k]
-        if all(self._is_dead_after(v, k) for v in cut):
+        readers = [j for j in self.read[buffer] if self.last[j] >= k]
+        if all(self.last[j] <= k for j in readers):
             return [], []  # Also below, but for `_ancestors`, which take time.
-        once = [v for v in cut if self._is_computed_once(v)]
+        once = [j for j in readers if self.is_once[j]]
         if once:
-            needed = self._ancestors(k, min(self.made_by[v] for v in once))
-            once = [v for v in once if self.made_by[v] not in needed]
-            cut = [v for v in cut if not self._is_computed_once(v) or v in once]
-            if all(self._is_dead_after(v, k) for v in cut):
-                return [], []
-        seen = [v for v in once if not is_small(v, buffer)]
+            needed = {*self.needs[k]}
+            if not needed.issuperset(once):
+                needed = self._ancestors(k, min(once))
+            readers = [j for j in readers if not (self.is_once[j] and j in needed)]
+        values = [v for j in readers for v in self.eqns[j].outvars if size(v)]
+        if all(self._last_use(v) <= k for v in values):
+            return [], []
+        cut = [v for v in values if self._last_use(v) >= k]
+        seen = [v for v in cut if self.is_once[self.made_by[v]] and not is_small(v, buffer)]
         return [v for v in cut if v not in seen], seen
 
-    def _is_dead_after(self, v: Atom, k: int) -> bool:
-        """Whether nothing after equation `k` uses a value."""
-        return v not in self.returned and self._last_use(v) <= k
-
     def _last_use(self, v: Atom) -> int:
+        """The last equation that uses a value; one after all for a value that is returned."""
+        if v in self.returned:
+            return len(self.eqns)
         return self.users[v][-1] if v in self.users else -1
 
     def _ancestors(self, k: int, first: int) -> set[int]:
@@ -169,18 +169,5 @@ class _Fences:
             return False
         [out] = eqn.outvars
         readers = {*self.users.get(out, ())}
-        if (update := self.update_of.get(out)) is not None:
-            readers -= {update} | self._own_read(update)
+        readers.discard(self.update_of.get(out, -1))
         return any(not has_jaxprs(self.eqns[j]) for j in readers)
-
-    def _own_read(self, update: int) -> set[int]:
-        """The equations by which an update reads what it overwrites: XLA fuses them with it."""
-        eqn = self.eqns[update]
-        if eqn.primitive is not lax.dynamic_update_slice_p:
-            return set()
-        _, _, own = unmasked(self.eqns, self.made_by, self.users, update)
-        is_returned = any(not self.returned.isdisjoint(self.eqns[j].outvars) for j in own)
-        return set() if is_returned else own
-
-    def _is_computed_once(self, v: Atom) -> bool:
-        return self.is_once[self.made_by[v]]

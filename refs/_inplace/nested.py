@@ -2,8 +2,6 @@
 
 There XLA takes the two for one slice, and forgets that the inner one's places end at the outer
 one's edge. It has gathers and scatters right, of which the stages before this one make slices.
-Places of less than 32 bits are widened, too: it compares such a one with the size of the axis in
-the place's own type, unless the slice is part of a kernel, of which the pass may take it out.
 """
 
 from __future__ import annotations
@@ -11,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 from jax import lax
 
+from refs._indexing.accesses import read_p
 from refs._inplace.body import barrier, is_like, is_var, splice
 from refs._inplace.flatten import map_inner
-from refs._types import Atom, Eqn, Jaxpr, Value
+from refs._types import Eqn, Jaxpr
 
 # XLA sees a slice through these.
 _SHOWING = (*(lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p, lax.transpose_p, lax.slice_p),)
-
-# Where the places stand among the operands.
-_PLACES_FROM = {lax.dynamic_slice_p: 1, lax.dynamic_update_slice_p: 2}
 
 # By a jaxpr and the positions of its inputs that are slices: it, its result, and its outputs.
 _Known = dict[tuple[int, tuple[int, ...]], tuple[Jaxpr, Jaxpr, set[int]]]
@@ -44,12 +39,8 @@ def _apart(jaxpr: Jaxpr, inputs: Iterable[Any], known: _Known) -> tuple[Jaxpr, s
     if key not in known:
         eqns: list[Eqn] = []
         for eqn in jaxpr.eqns:
-            if (n := _PLACES_FROM.get(eqn.primitive)) and any(map(_is_short, eqn.invars[n:])):
-                made, places = splice(_widened, eqn.invars[n:], eqn)
-                eqns += made
-                eqn = eqn.replace(invars=[*eqn.invars[:n], *places])
             is_of_slice = any(v in slices for v in filter(is_var, eqn.invars[:1]))
-            if eqn.primitive is lax.dynamic_slice_p:
+            if eqn.primitive is read_p:
                 slices.update(eqn.outvars)
                 if is_of_slice:
                     made, whole = splice(barrier, eqn.invars[:1], eqn)
@@ -74,11 +65,3 @@ def _apart(jaxpr: Jaxpr, inputs: Iterable[Any], known: _Known) -> tuple[Jaxpr, s
         outputs = {k for k, v in enumerate(jaxpr.outvars) if is_var(v) and v in slices}
         known[key] = jaxpr, jaxpr.replace(eqns=eqns), outputs
     return known[key][1:]
-
-
-def _is_short(place: Atom) -> bool:
-    return place.aval.dtype.itemsize < 4
-
-
-def _widened(*places: Value) -> list[Value]:
-    return [x.astype(np.int32) if x.dtype.itemsize < 4 else x for x in places]

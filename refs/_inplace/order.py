@@ -27,7 +27,7 @@ from refs._types import Atom, Eqn
 # With 0, 3 and 10 there are copies in 8, 2 and 1 of the programs of `tests/inplace/test_in_place*`,
 # from 30 on in none. The bound is for the worst case, that for each equation an edge searches the
 # whole program: the time for 10,000 equations of real programs is the same with 30, 300 and 3,000.
-FARTHEST = 300
+FARTHEST = 100
 
 # The room, in bits, between the places of two equations; and how much less a moved one gets.
 ROOM, LESS = 2048, 12
@@ -50,6 +50,7 @@ class _Schedule:
       users: the equations that take each variable.
       is_once: for each equation whether XLA never repeats it.
       updates: each buffer, and its last update.
+      takes: for each of these updates the equations whose results it takes.
       before: for each equation those that must come before it: operands, effects, and edges.
       place: numbers in an order that `before` allows: an equation is moved without new numbers for
         those that it passes, which may be very many.
@@ -62,6 +63,7 @@ class _Schedule:
         self.is_once = [*map(is_computed_once, body.eqns)]
         self.updates = last_updates(body)
         self.before = needs(body)
+        self.takes = {k: {*self.before[k]} for k in self.updates.values()}
         self.place = [0] * len(self.eqns)
         self.room = [0] * len(self.eqns)
 
@@ -109,7 +111,12 @@ class _Schedule:
         result again, and repeat the read for that.
         """
         first, last = update, self.place[update]
-        readers = [k for k in self.users[buffer] if self.place[k] < last]
+        readers = [
+            k
+            for k in self.users[buffer]
+            # What the update takes, and XLA computes once, it computes before the update.
+            if self.place[k] < last and not (self.is_once[k] and k in self.takes[update])
+        ]
         if not readers:
             return
         needed, lowest = self._needed(update, min(self.place[k] for k in readers))

@@ -13,21 +13,21 @@ from typing import Any
 
 from jax import lax
 
+from refs._indexing.accesses import read_p, update_p
 from refs._inplace.body import (
     Body,
+    is_aligned,
     is_read,
     is_update,
     is_var,
     shape,
     size,
     substitute,
-    unmasked,
     unmoved,
 )
 from refs._inplace.fence import passed
 from refs._inplace.flatten import is_call
 from refs._inplace.order import has_jaxprs
-from refs._inplace.places import Places
 from refs._tracing.facts import facts_of
 from refs._types import Atom, Eqn
 
@@ -60,7 +60,7 @@ def _is_of_several(eqn: Eqn) -> bool:
 
 
 def _written(update: Eqn) -> int:
-    return 1 if update.primitive is lax.dynamic_update_slice_p else 2
+    return 1 if update.primitive is update_p else 2
 
 
 def _shown(eqn: Eqn) -> Atom | None:
@@ -70,7 +70,7 @@ def _shown(eqn: Eqn) -> Atom | None:
     """
     if is_call(eqn):
         candidates = eqn.invars
-    elif eqn.primitive is lax.dynamic_update_slice_p:
+    elif eqn.primitive is update_p:
         candidates = eqn.invars[1:2]
     elif eqn.primitive in _SHOWING:
         candidates = eqn.invars[:1]
@@ -83,7 +83,7 @@ def _shown(eqn: Eqn) -> Atom | None:
 # They return all of an array, if they return as many elements as it has.
 _SHOWING = (
     *(lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p, lax.transpose_p),
-    *(lax.slice_p, lax.dynamic_slice_p),
+    *(lax.slice_p, read_p),
 )
 
 
@@ -115,19 +115,16 @@ class _Overlaps:
     def values(self) -> set[Any]:
         """The values that are written over what they are read from, but not in its places."""
         updates = [
-            (k, eqn)
-            for k, eqn in enumerate(self.eqns)
+            eqn
+            for eqn in self.eqns
             if _is_of_several(eqn) and self.family.get(eqn.outvars[0]) in self.reshaped
         ]
         if not updates:
             return set()
-        self.made_by, users = self.body.producers(), self.body.consumers()
-        self.places = Places(self.eqns, self.made_by)
+        self.made_by = self.body.producers()
         found: set[Any] = set()
-        for k, eqn in updates:
+        for eqn in updates:
             value = eqn.invars[_written(eqn)]
-            if eqn.primitive is lax.dynamic_update_slice_p:
-                _, value, _ = unmasked(self.eqns, self.made_by, users, k)
             if is_var(value) and self._overlaps(value, eqn):
                 found.add(value)
         return found
@@ -147,7 +144,7 @@ class _Overlaps:
             eqn = self.eqns[k]
             if has_jaxprs(eqn) or eqn.effects:
                 continue  # XLA computes it before the update.
-            if is_read(eqn) and is_in_place and self.places.is_own(eqn, update):
+            if is_read(eqn) and is_in_place and is_aligned(eqn, update):
                 continue
             is_in_place &= facts_of(eqn).elementwise or unmoved(eqn) is not None
             new = {(w, is_in_place) for w in eqn.invars if is_var(w)} - seen

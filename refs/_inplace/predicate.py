@@ -23,9 +23,10 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
-from jax import lax
 
 from refs import _jax
+from refs._indexing.access import Access
+from refs._indexing.accesses import update_p
 from refs._inplace.body import (
     Body,
     can_pass,
@@ -38,7 +39,6 @@ from refs._inplace.body import (
     splice,
     substitute,
     type_of,
-    unmasked,
     zeros,
 )
 from refs._inplace.branches import returns_what_it_reads
@@ -110,14 +110,14 @@ def _in_parts(eqn: Eqn) -> tuple[list[Eqn], list[Atom]]:
         slots = [slot for part in parts for slot in part.slots]
         if not (slots or is_last):
             return stays
-        written = [v for slot in slots for v in (slot.mask, slot.value, *slot.places)]
+        written = [v for slot in slots for v in slot.operands]
         columns = [[v if b in updating else None for b in branches] for v in written] + passed
         conditional = _conditional(eqn, [index, *operands], parts, columns)
         eqns.append(conditional)
         results = iter(conditional.outvars)
         for slot in slots:
-            k, given = slot.number, [next(results) for _ in range(2 + len(slot.places))]
-            made, [operands[k]] = splice(_update, [operands[k], *given], eqn)
+            k, given = slot.number, [next(results) for _ in slot.operands]
+            made, [operands[k]] = splice(update_p.bind, [operands[k], *given], eqn, **slot.params)
             eqns += made
         if is_last:
             rest = {o: operands[k] for o, k in buffers.items()}
@@ -165,16 +165,15 @@ def _updates(jaxpr: Jaxpr) -> dict[int, tuple[int, set[Any]]]:
 
 
 def _is_update(eqn: Eqn) -> bool:
-    return eqn.primitive is lax.dynamic_update_slice_p
+    return eqn.primitive is update_p
 
 
 class _Slot(NamedTuple):
-    """What a branch writes: `value`, where `mask` is true, at `places` of its operand `number`."""
+    """What a branch writes: the operands of a masked update of its operand `number`."""
 
     number: int
-    mask: Atom
-    value: Atom
-    places: tuple[Atom, ...]
+    operands: tuple[Atom, ...]
+    params: dict[str, Any]
 
 
 class _Part(NamedTuple):
@@ -218,7 +217,7 @@ class _Branch:
         """
         body = Body(self.jaxpr)
         body.eqns, inputs = self.eqns, [*self.inputs]
-        users, made_by = body.consumers(), body.producers()
+        users = body.consumers()
         for v in filter(is_var, self.outvars):
             users.setdefault(v, []).append(len(self.eqns))
         late: set[Any] = set()
@@ -236,23 +235,24 @@ class _Branch:
         for k, eqn in enumerate(self.eqns):
             if self.updates.isdisjoint(eqn.outvars) or eqn.invars[0] not in number_of:
                 continue
-            before, _, *places = eqn.invars
-            mask, value, own = unmasked(self.eqns, made_by, users, k)
-            needed = filter(is_var, (value, *places, *mask))
-            readers = {*users[before]} - {k, *own}
-            if not late.isdisjoint(needed) or any(is_late[j] for j in readers):
+            before, *operands = eqn.invars
+            readers = {*users[before]} - {k}
+            if not late.isdisjoint(filter(is_var, operands)) or any(is_late[j] for j in readers):
                 continue
-            if not _is_light(value, buffer):
+            if not _is_light(operands[0], buffer):
                 continue
-            made, [flag] = splice(_mask, [value, *mask], like)
+            access: Access = eqn.params["access"]
+            mask = [operands.pop()] if access.is_masked else []
+            made, out = splice(_mask, mask, like, batch=access.batch)
             part += made
+            params = {**eqn.params, "access": access._replace(is_masked=True)}
             number = number_of.pop(before)
             [after] = eqn.outvars
             self.inputs[number] = after
             number_of[after] = number
             self.updates.remove(after)
-            slots.append(_Slot(number, flag, value, tuple(places)))
-            taken |= {k, *own}
+            slots.append(_Slot(number, (*operands, *out), params))
+            taken.add(k)
         self.eqns = [eqn for k, eqn in enumerate(self.eqns) if is_late[k] and k not in taken]
         return _Part(self.jaxpr, inputs, part, slots)
 
@@ -324,10 +324,5 @@ def _is_light(atom: Atom, buffer: Atom) -> bool:
     return can_pass(atom) and is_small(atom, buffer)
 
 
-def _mask(value: Value, *mask: Value) -> Value:
-    return jnp.broadcast_to(mask[0] if mask else True, jnp.shape(value))
-
-
-def _update(buffer: Value, mask: Value, value: Value, *places: Value) -> Value:
-    old = lax.dynamic_slice_p.bind(buffer, *places, slice_sizes=value.shape)
-    return lax.dynamic_update_slice_p.bind(buffer, lax.select(mask, value, old), *places)
+def _mask(*mask: Value, batch: tuple[int, ...]) -> list[Value]:
+    return [mask[0] if mask else jnp.full(batch, True)]

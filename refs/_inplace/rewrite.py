@@ -1,22 +1,20 @@
 """The pass: it turns a pure jaxpr into one that XLA runs in place.
 
-Its stages, each in a file of its own, from the innermost jaxpr outwards but for the first five and
+Its stages, each in a file of its own, from the innermost jaxpr outwards but for the first four and
 the last. Before them, `alike` does at once what is done alike to parts of a buffer.
 
 0. `flatten`: calls are inlined where there is something to order in them.
-1. `predicate`, on CPUs: what one branch writes, and another one reads, is written after them.
-2. `sharded`, on several devices: slices become gathers and scatters of rows.
-3. `masked`, on one CPU: lanes that write nothing don't write what was there.
-4. `gathers`, on one CPU: gathers of a few rows become slices, in loops that only read, too.
-5. `accumulate`: what is added to zeros and then to a buffer is added to the buffer.
-6. `branches`, on CPUs: a conditional for each buffer that branches update.
-7. `scatters`, on one CPU: scatters of a few rows become loops over them.
-8. `whole`: what is read from a buffer that is overwritten as a whole is read before.
-9. `overlaps`, on CPUs: what is permuted and written back over itself passes through a fence.
-10. `order`: the readers of a buffer come before its update.
-11. `fences`: what XLA would read again after the update passes through a fence.
-12. `starts`, on one CPU: many slices of one buffer become equal for XLA.
-13. `nested`, for old jaxlibs: slices of slices are read behind barriers.
+1. `normal`: JAX's own slices, gathers and scatters become accesses.
+2. `predicate`, on CPUs: what one branch writes, and another one reads, is written after them.
+3. `accumulate`: what is added to zeros and then to a buffer is added to the buffer.
+4. `branches`, on CPUs: a conditional for each buffer that branches update.
+5. `rows`, on one CPU: a few rows are written one after the other.
+6. `whole`: what is read from a buffer that is overwritten as a whole is read before.
+7. `overlaps`, on CPUs: what is permuted and written back over itself passes through a fence.
+8. `order`: the readers of a buffer come before its update.
+9. `fences`: what XLA would read again after the update passes through a fence.
+10. `starts`, on one CPU: many slices of one buffer become equal for XLA.
+11. `nested`, for old jaxlibs: slices of slices are read behind barriers.
 """
 
 from __future__ import annotations
@@ -28,14 +26,12 @@ from refs._inplace.body import Body
 from refs._inplace.branches import split_branches
 from refs._inplace.fences import put_fences
 from refs._inplace.flatten import flatten, is_worth_it, map_jaxprs
-from refs._inplace.gathers import slice_small_gathers
-from refs._inplace.masked import drop_masked_rows
 from refs._inplace.nested import keep_slices_apart
+from refs._inplace.normal import normal
 from refs._inplace.order import order
 from refs._inplace.overlaps import fence_overlaps
 from refs._inplace.predicate import predicate
-from refs._inplace.scatters import loop_over_small_scatters
-from refs._inplace.sharded import in_rows
+from refs._inplace.rows import update_row_by_row
 from refs._inplace.starts import hide_starts
 from refs._inplace.whole import fence_reads_of_whole
 from refs._types import Jaxpr
@@ -61,12 +57,10 @@ def rewrite(jaxpr: Jaxpr, on_cpu: bool = True, on_several: bool = False) -> Jaxp
     if _is_sharded(jaxpr):
         return jaxpr
     jaxpr = flatten(do_alike_at_once(jaxpr), {})
+    if on_several or is_worth_it(jaxpr):
+        jaxpr = normal(jaxpr, on_cpu and not on_several, {})
     if on_cpu:
         jaxpr = predicate(jaxpr, {})
-    if on_several:
-        jaxpr = in_rows(jaxpr, {})
-    elif on_cpu and is_worth_it(jaxpr):
-        jaxpr = slice_small_gathers(drop_masked_rows(jaxpr, {}), {})
     jaxpr = _rewrite(jaxpr, on_cpu, on_several, {})
     if on_cpu and not on_several:
         jaxpr = hide_starts(jaxpr)
@@ -92,7 +86,7 @@ def _rewrite(
         if on_cpu:
             split_branches(body)
             if not on_several:
-                loop_over_small_scatters(body)
+                update_row_by_row(body)
         fence_reads_of_whole(body, on_cpu)
         if on_cpu:
             fence_overlaps(body)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax._src.interpreters.batching import batch_jaxpr_axes, zero_if_mapped
 from jax._src.interpreters.partial_eval import convert_constvars_jaxpr, lower_jaxpr2
@@ -15,7 +17,7 @@ from refs._types import ClosedJaxpr, Jaxpr, Primitive, Value
 
 __all__ = [
     "devices_outside_shard_map", "register_call_batching", "register_call_lowering",
-    "register_call_to_lojax", "with_inputs", "without_constants",
+    "register_call_to_lojax", "register_lowering_by_devices", "with_inputs", "without_constants",
 ]  # fmt: skip
 
 
@@ -55,6 +57,22 @@ def register_call_lowering(
         new = rewrite(jaxpr.jaxpr, on_cpu, devices_outside_shard_map(ctx) > 1)
         closed = jaxpr if new is jaxpr.jaxpr else jaxpr.replace(jaxpr=new)
         return mlir.core_call_lowering(ctx, *args, name=primitive.name, call_jaxpr=closed)
+
+    mlir.register_lowering(primitive, lower)
+
+
+def register_lowering_by_devices(primitive: Primitive, fun: Callable[..., Value]) -> None:
+    """Lowers a primitive with one result as `fun(*operands, on_several, **params)`.
+
+    `on_several`: whether XLA is to divide the operation over several devices.
+    """
+
+    def lower(ctx: Any, *args: Any, **params: Any) -> Any:
+        on_several = devices_outside_shard_map(ctx) > 1
+        run = functools.partial(fun, on_several=on_several)
+        # What the operation is doesn't depend on which types are enabled where it is lowered.
+        with jax.enable_x64(True):
+            return mlir.lower_fun(run, multiple_results=False)(ctx, *args, **params)
 
     mlir.register_lowering(primitive, lower)
 

@@ -68,11 +68,11 @@ __all__ = [
     "current_trace", "def_effectful_abstract_eval", "depends_on", "eval_trace", "fun_name",
     "has_explicit_sharding", "is_callback_frame", "is_jit_disabled", "is_key",
     "is_on_explicit_mesh", "is_ref_type", "mapped_aval", "name_arguments", "native_buffer",
-    "refuse_placement", "register_batching", "register_handle", "register_lowering",
-    "register_ref_type", "register_type_of", "retype", "set_native_buffer",
-    "shaped_abstractify", "source_line", "trace_context", "trace_of", "trace_state",
-    "type_in_jit", "unwrap_keys", "var_of", "vary_as", "varying_axes", "varying_no_more",
-    "wrap_keys", "zeros_like_aval",
+    "of_shape", "refuse_placement", "register_batching", "register_handle", "register_lowering",
+    "register_ref_type", "register_type_of", "retype", "set_native_buffer", "shaped_abstractify",
+    "source_line", "trace_context", "trace_of", "trace_state", "type_in_jit", "unwrap_keys",
+    "var_of", "vary_as", "vary_over", "varying_axes", "varying_no_more", "wrap_keys",
+    "zeros_like_aval",
 ]  # fmt: skip
 
 zeros_like_aval = ad.zeros_like_aval
@@ -246,8 +246,19 @@ def retype(ref: RefLike, wrap: Callable[[Aval], Aval]) -> RefLike:
 
 def vary_as(x: Value, example: Value) -> Value:
     """`x`, varying over all devices of a `shard_map` that `example` varies over, too."""
-    missing = tuple(varying_axes(example) - varying_axes(x))
+    return vary_over(x, varying_axes(example))
+
+
+def vary_over(x: Value, axes: frozenset[Any]) -> Value:
+    """`x`, varying over these axes of a `shard_map`, too."""
+    missing = tuple(axes - varying_axes(x))
     return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def of_shape(aval: Aval, shape: Sequence[Any]) -> Aval:
+    """The type of an array like those of a type, in another shape, not weakly typed or sharded."""
+    sharding = aval.sharding.update(spec=jax.P(*[None] * len(shape)))
+    return aval.update(shape=tuple(shape), weak_type=False, sharding=sharding)
 
 
 def varying_axes(x: Value) -> frozenset[Any]:

@@ -104,7 +104,7 @@ class Place(NamedTuple):
         """The array with `value` added to this part."""
         if self.tree is None:
             return self._write(x, leaves, self._read(x, leaves) + value)
-        return ref_transforms.add(x, jax.tree.unflatten(self.tree, list(leaves)), value)
+        return ref_transforms.update(x, jax.tree.unflatten(self.tree, list(leaves)), "add", value)
 
     def _read(self, x: Value, leaves: Sequence[Value]) -> Value:
         if self.tree is None:
@@ -118,7 +118,7 @@ class Place(NamedTuple):
             return lax.dynamic_update_index_in_dim(
                 x, value, leaves[0], 0, allow_negative_indices=False
             )
-        return ref_transforms.write(x, jax.tree.unflatten(self.tree, list(leaves)), value)
+        return ref_transforms.update(x, jax.tree.unflatten(self.tree, list(leaves)), "set", value)
 
 
 def _spans(transforms: Sequence[Any], shape: tuple[int, ...]) -> tuple[Span, ...] | None:

@@ -6,6 +6,7 @@ import numpy as np
 from jax import lax
 
 from refs import _jax
+from refs._indexing.accesses import read_p, update_p
 from refs._tracing.facts import STAYS, Move, declare
 from refs._tracing.touch import Touch
 
@@ -56,9 +57,9 @@ _SCATTERS = (
     *(lax.scatter_p, lax.scatter_add_p, lax.scatter_sub_p),
     *(lax.scatter_mul_p, lax.scatter_min_p, lax.scatter_max_p),
 )
-declare(lax.dynamic_update_slice_p, *_SCATTERS, in_place="update")
+declare(update_p, lax.dynamic_update_slice_p, *_SCATTERS, in_place="update")
 declare(lax.pad_p, in_place="deposit")
-declare(lax.dynamic_slice_p, lax.gather_p, lax.slice_p, in_place="read")
+declare(read_p, lax.dynamic_slice_p, lax.gather_p, lax.slice_p, in_place="read")
 declare(
     *_SCATTERS,
     *(lax.argmax_p, lax.argmin_p),

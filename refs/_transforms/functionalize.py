@@ -12,6 +12,7 @@ from refs._callbacks.failure import failures_told
 from refs._handles.access import describe
 from refs._handles.predicates import is_ref
 from refs._handles.ref_type import RefType
+from refs._indexing.accesses import in_lax
 from refs._tracing.touch_analysis import Rules
 from refs._tracing.trace import Call, result_of, trace
 from refs._transactions.transaction import Slot, Transaction
@@ -81,7 +82,9 @@ def functionalize(fun: Callable[..., Any], closed_over: PyTree = None) -> Callab
             return (*given, *rest), kwargs
 
         types = [] if closed_over is not None else [_ref_type_of(v) for v in values]
-        t = Transaction(trace(fun, types, leaves, rebuild), types, Rules.MAY_WRITE)
+        with in_lax():
+            traced = trace(fun, types, leaves, rebuild)
+        t = Transaction(traced, types, Rules.MAY_WRITE)
         if any(m is not None for m in t.traced.out_leaves):
             raise RefEscapeError(
                 "functionalize: the function returns a ref, and a pure function has none to "
@@ -102,7 +105,7 @@ def functionalize(fun: Callable[..., Any], closed_over: PyTree = None) -> Callab
 
         written, read = [place(s) for s in t.written], [place(s) for s in t.read]
         values = [_jax.strong(v) for v in values]
-        with failures_told():
+        with failures_told(), in_lax():
             new, (arrays, _) = t.run(
                 [values[k] for k in written], [values[k] for k in read], leaves
             )

@@ -7,6 +7,7 @@ from typing import Any, ParamSpec
 
 import jax
 
+from refs._indexing.accesses import in_lax
 from refs._tracing.trace import Call, ref_type, result_of, trace
 from refs._transactions.signature import Choice, are_arrays, check_call
 from refs._types import RefLike, Value
@@ -61,7 +62,8 @@ def make_jaxpr(
             return static.restore(*call.rebuild(refs, leaves))
 
         types = [ref_type(r) for r in call.refs]
-        jaxpr, out_tree, markers = trace(fun, types, call.leaves, rebuild, axis_env or ())
+        with in_lax():
+            jaxpr, out_tree, markers = trace(fun, types, call.leaves, rebuild, axis_env or ())
         if not return_shape:
             return jaxpr
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.out_avals]

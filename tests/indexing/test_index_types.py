@@ -177,5 +177,5 @@ def test_an_axis_longer_than_int32_can_count():
     n = 2**31 + 8
     with jax.enable_x64(True):
         axis = jax.ShapeDtypeStruct((n,), "int8", is_ref=True)
-        jaxpr = refs.jit(lambda r, i: r[i]).trace(axis, jnp.int64(-3)).jaxpr
-    assert f"{n}:i64[]" in str(jaxpr)
+        text = refs.jit(lambda r, i: r[i]).trace(axis, jnp.int64(-3)).lower().as_text()
+    assert f"dense<{n}> : tensor<i64>" in text

@@ -1,4 +1,4 @@
-"""Scatters of lanes that select between a value and what was there: rows are left out instead."""
+"""Updates that select between a value and what was there: blocks are left out instead."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from jax import lax
 
 import refs
-from refs._inplace.masked import drop_masked_rows
+from refs._indexing.accesses import read_p, update_p
+from refs._inplace import normal, rows
+from refs._inplace.normal import normal as in_accesses
 from tests.inplace.helpers import assert_in_place, rewritten
 
 pytestmark = pytest.mark.as_released
@@ -77,39 +79,40 @@ def elsewhere(x, i, mask):
     return lax.dynamic_update_slice(x, new, (i, 2), allow_negative_indices=False)
 
 
-def modes(jaxpr):
-    return [str(e.params["mode"]) for e in jaxpr.eqns if e.primitive is lax.scatter_p]
+def are_masked(jaxpr):
+    return [e.params["access"].is_masked for e in jaxpr.eqns if e.primitive is update_p]
 
 
-DROPPED, KEPT = "FILL_OR_DROP", "CLIP"
+@pytest.fixture
+def batches(monkeypatch):
+    """Accesses of several rows stay one, however few these are."""
+    monkeypatch.setattr(normal, "are_few", lambda eqn, access: True)
+    monkeypatch.setattr(rows, "are_few", lambda eqn: False)
+
+
+ALL = [element, row, block, twice, all_lanes_alike, and_returned, and_the_selection]
 
 
 @pytest.mark.parametrize(
-    "step, mode",
-    [
-        *((f, DROPPED) for f in (element, row, block, twice, and_returned)),
-        *((f, KEPT) for f in (part_of_a_row, all_lanes_alike, and_the_selection, elsewhere)),
-    ],
+    "step, is_masked", [*((f, True) for f in ALL), (part_of_a_row, False), (elsewhere, False)]
 )
-def test_lanes(step, mode):
+def test_lanes(step, is_masked, batches):
     fun = jax.vmap(step)
     rewritten(fun, X, PLACES, MASK)
-    jaxpr = jax.make_jaxpr(fun)(X, PLACES, MASK).jaxpr
-    new = drop_masked_rows(jaxpr, {})
-    assert all(mode in found for found in modes(new))
-    assert modes(new)
+    new = in_accesses(jax.make_jaxpr(fun)(X, PLACES, MASK).jaxpr, True, {})
+    assert {*are_masked(new)} == {is_masked}
     # A read that is needed besides stays.
-    gathers = [e for e in new.eqns if e.primitive is lax.gather_p]
-    assert len(gathers) == (mode == KEPT or step is and_returned)
+    reads = [e for e in new.eqns if e.primitive is read_p]
+    assert len(reads) == (not is_masked or step in (and_returned, and_the_selection))
 
 
-def test_rows_that_may_be_one_row_are_selected():
+def test_rows_that_may_be_one_row_are_selected(batches):
     def fun(x, places, mask):
         rows = jnp.where(mask[:, None], 9.0, x.at[places].get(mode="clip"))
         return x.at[places].set(rows, mode="clip")
 
-    jaxpr = jax.make_jaxpr(fun)(X[0], PLACES, MASK).jaxpr
-    assert all(KEPT in mode for mode in modes(drop_masked_rows(jaxpr, {})))
+    new = in_accesses(jax.make_jaxpr(fun)(X[0], PLACES, MASK).jaxpr, True, {})
+    assert are_masked(new) == [False]
     rewritten(fun, X[0], PLACES, MASK)
 
 

@@ -10,6 +10,7 @@ import refs
 from refs import _jax
 from refs._inplace import rewrite
 from refs._inplace.flatten import flatten
+from refs._inplace.normal import normal
 from refs._inplace.predicate import predicate
 from tests.inplace.helpers import assert_in_place
 
@@ -164,7 +165,7 @@ def arrays():
 def test_the_values_stay(name):
     w, u = map(refs.new_ref, arrays())
     closed = refs.discharge(refs.make_jaxpr(loop_of(name))(w, u))
-    taken_out = predicate(flatten(closed.jaxpr, {}), {})
+    taken_out = predicate(normal(flatten(closed.jaxpr, {}), True, {}), {})
     want, *others = (
         jax.core.eval_jaxpr(jaxpr, closed.consts, *arrays())
         for jaxpr in (closed.jaxpr, taken_out, rewrite(closed.jaxpr))
@@ -180,7 +181,7 @@ def test_the_values_stay(name):
 def has_updates(eqn):
     """Whether a branch updates a buffer."""
     return eqn.primitive.name == "cond" and any(
-        e.primitive.name in ("dynamic_update_slice", "scan", "while")
+        e.primitive.name in ("update_block", "scan", "while")
         for inner in _jax.jaxprs_in(eqn.params)
         for e in inner.jaxpr.eqns
     )
@@ -235,7 +236,7 @@ def test_a_branch_that_only_writes_keeps_its_updates():
 
     state = [*map(refs.new_ref, arrays()), refs.new_ref(jnp.zeros(1, int))]
     closed = refs.discharge(refs.make_jaxpr(loop)(*state))
-    taken_out = predicate(flatten(closed.jaxpr, {}), {})
+    taken_out = predicate(normal(flatten(closed.jaxpr, {}), True, {}), {})
     [scan] = (e for e in taken_out.eqns if e.primitive.name == "scan")
     body = _jax.scan_params(scan).jaxpr.jaxpr
     assert any(map(has_updates, body.eqns))

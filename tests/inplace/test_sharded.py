@@ -20,8 +20,9 @@ from refs import _jax
 from refs._buffers.handles import buffer_of
 from refs._buffers.kernels import reader, updater
 from refs._explain.hlo import Module
+from refs._indexing.accesses import read_p, update_p
 from refs._indexing.index import Index
-from refs._indexing.rows import add_rows, read_rows, write_rows
+from refs._indexing.lowering import read_in_lax, read_rows, update_in_lax, write_rows
 from refs._inplace import rewrite
 from tests.inplace.helpers import assert_in_place, rewritten
 
@@ -61,19 +62,26 @@ def test_rows_are_blocks(block, flag):
     for got, want in (
         (read_rows(x, *starts, sizes=tuple(sizes)), old),
         (write_rows(x, value, *starts), new),
-        (add_rows(x, value, *starts), total),
+        (write_rows(x, value, *starts, method="add"), total),
     ):
         np.testing.assert_array_equal(got, want)
-    for put, want in ((write_rows, new), (add_rows, total)):
-        got = put(x, value, *starts, flag=jnp.bool_(flag))
+    for method, want in (("set", new), ("add", total)):
+        got = write_rows(x, value, *starts, flag=jnp.bool_(flag), method=method)
         np.testing.assert_array_equal(got, want if flag else x)
 
 
 def names(jaxpr):
-    inner = [
-        name for eqn in jaxpr.eqns for j in _jax.jaxprs_in(eqn.params) for name in names(j.jaxpr)
-    ]
-    return {*inner, *(eqn.primitive.name for eqn in jaxpr.eqns)}
+    """The primitives in a jaxpr, those that accesses are lowered to for several devices."""
+    found = set()
+    for eqn in jaxpr.eqns:
+        inner = [j.jaxpr for j in _jax.jaxprs_in(eqn.params)]
+        if fun := {read_p: read_in_lax, update_p: update_in_lax}.get(eqn.primitive):
+            lowered = functools.partial(fun, on_several=True, **eqn.params)
+            inner = [jax.make_jaxpr(lowered)(*(v.aval for v in eqn.invars)).jaxpr]
+        else:
+            found.add(eqn.primitive.name)
+        found.update(*map(names, inner))
+    return found
 
 
 def on_several(fun, *args):
@@ -251,7 +259,7 @@ def test_eagerly_too(index):
 def test_the_kernels_move_what_they_touch(index):
     r = refs.new_ref(jax.device_put(start(), sharding()))
     skeleton, operands = Index.parse(index, r.shape).split()
-    skeleton, buffer = skeleton._replace(in_rows=True), buffer_of(r)
+    buffer = buffer_of(r)
     value = jnp.zeros(skeleton.result_shape)
     for lowered in (
         reader(skeleton, r.dtype).lower(buffer, operands),

@@ -39,12 +39,10 @@ def discharge_swap(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]
         cell.update(ctx.lanes, transforms, value)
         return [None]
     before = cell.read()
-    is_masked = ctx.lanes is not None and ctx.lanes.mask is not None
-    is_read = is_masked or ctx.is_used(eqn)
-    old = stored(ctx, cell, ref_transforms.read(before, transforms)) if is_read else None
-    if ctx.lanes is not None:
-        value = ctx.lanes.select(value, old)
-    cell.write(ref_transforms.write(before, transforms, value))
+    old = None
+    if ctx.is_used(eqn):
+        old = stored(ctx, cell, ref_transforms.read(before, transforms))
+    cell.write(ref_transforms.update(before, transforms, "set", value, _mask(ctx)))
     return [old]
 
 
@@ -55,11 +53,14 @@ def discharge_addupdate(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[V
     value = _jax.as_array(value)
     if isinstance(cell, Accumulator):
         cell.update(ctx.lanes, transforms, value)
-        return []
-    if ctx.lanes is not None:
-        value = ctx.lanes.select(value, jnp.zeros_like(value))
-    cell.write(ref_transforms.add(cell.read(), transforms, value))
+    else:
+        cell.write(ref_transforms.update(cell.read(), transforms, "add", value, _mask(ctx)))
     return []
+
+
+def _mask(ctx: Context) -> Value | None:
+    """Whether a lane of `vmap` takes part in what is discharged; None outside of lanes."""
+    return None if ctx.lanes is None else ctx.lanes.mask
 
 
 @register(_jax.new_ref_p)

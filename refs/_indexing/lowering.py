@@ -1,0 +1,240 @@
+"""Accesses to blocks as operations of JAX: slices, gathers and scatters.
+
+XLA gives each of several devices the rows of an array that lie on it. But for a slice whose start
+it doesn't know it brings the whole array to every device first. So on several devices a few rows
+are gathered and scattered. Nor does it clamp along a sharded axis as it does elsewhere: places are
+clamped here.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.lax import GatherScatterMode
+
+from refs._indexing.access import Access, Along, Place
+from refs._indexing.places import is_static, located, longest, narrow, place_dtype, within
+from refs._types import Value
+
+
+def read_in_lax(x: Value, *operands: Value, access: Access, on_several: bool = False) -> Value:
+    """`read_p` by JAX's operations, for several devices by a gather of rows."""
+    starts, kept = _located(x, operands, access)
+    if access.batch:
+        value = _gather(x, starts, access)
+    elif all(map(is_static, starts)):
+        first = [*map(int, starts)]
+        value = lax.slice(x, first, [s + n for s, n in zip(first, access.sizes, strict=True)])
+    elif on_several and _are_few(x, access):
+        value = read_rows(x, *starts, sizes=access.sizes)
+    else:
+        value = lax.dynamic_slice(x, starts, access.sizes, allow_negative_indices=False)
+    if kept is None:
+        return value
+    flags = lax.broadcast_in_dim(kept, value.shape, range(len(access.batch)))
+    return lax.select(flags, value, lax.full_like(value, 0))
+
+
+def update_in_lax(
+    x: Value,
+    value: Value,
+    *operands: Value,
+    access: Access,
+    method: str,
+    on_several: bool = False,
+) -> Value:
+    """`update_p` by JAX's operations, for several devices by a scatter of rows."""
+    starts, kept = _located(x, operands, access)
+    if access.batch:
+        return _scatter(x, value, starts, kept, access, method)
+    if on_several and _are_few(x, access):
+        return write_rows(x, value, *starts, flag=kept, method=method)
+    if method == "add" or kept is not None:
+        old = read_in_lax(x, *starts, access=_exact(access))
+        value = jnp.add(old, value) if method == "add" else value
+        # With one flag, and not one for each element, a gradient stores no more than that.
+        value = value if kept is None else lax.select(kept, value, old)
+    return lax.dynamic_update_slice(x, value, starts, allow_negative_indices=False)
+
+
+def _exact(access: Access) -> Access:
+    """An access at places that are computed."""
+    return Access((Place(wraps=False),) * len(access.starts), access.sizes)
+
+
+def _are_few(x: Value, access: Access) -> bool:
+    return are_few(math.prod(access.sizes), x.size)
+
+
+def _located(
+    x: Value, operands: Sequence[Value], access: Access
+) -> tuple[list[Value], Value | None]:
+    """Where the blocks begin on each axis, and which of them count; None for all."""
+    rest = list(operands)
+    flags = [rest.pop()] if access.is_masked else []
+    widest = longest(x.shape)
+    dtype = place_dtype(widest)
+    starts: list[Value] = []
+    for n, size, place in zip(x.shape, access.sizes, access.starts, strict=True):
+        if not isinstance(place, Place):
+            starts.append(dtype.type(0 if isinstance(place, Along) else place))
+            continue
+        start = narrow(rest.pop(0), widest)
+        if place.wraps:
+            start = located(start, n)
+        if place.drops:
+            flags += [start >= 0, start <= jnp.asarray(n - size, start.dtype)]
+        starts.append(within(start, n - size) if place.wraps else start)
+    return starts, functools.reduce(operator.and_, flags) if flags else None
+
+
+def _gather(x: Value, starts: Sequence[Value], access: Access) -> Value:
+    axes, indices = _indices(x, starts, access)
+    n_batch, own = len(access.batch), access.own
+    dims = lax.GatherDimensionNumbers(
+        offset_dims=tuple(range(n_batch, len(access.shape))),
+        collapsed_slice_dims=(),
+        start_index_map=tuple(axes),
+        operand_batching_dims=tuple(own),
+        start_indices_batching_dims=tuple(own.values()),
+    )
+    return lax.gather(x, indices, dims, access.sizes, mode=GatherScatterMode.CLIP)
+
+
+def _scatter(
+    x: Value,
+    value: Value,
+    starts: Sequence[Value],
+    kept: Value | None,
+    access: Access,
+    method: str,
+) -> Value:
+    axes, indices = _indices(x, starts, access)
+    n_batch, own = len(access.batch), access.own
+    if kept is not None:  # A scatter leaves out what is out of bounds.
+        last = np.array([x.shape[k] - access.sizes[k] for k in axes], indices.dtype)
+        lowest, last = (jnp.broadcast_to(i, indices.shape) for i in (np.zeros_like(last), last))
+        indices = lax.clamp(lowest, indices, last)
+        indices = jnp.where(kept[..., None], indices, indices.dtype.type(-1))
+    dims = lax.ScatterDimensionNumbers(
+        update_window_dims=tuple(range(n_batch, len(access.shape))),
+        inserted_window_dims=(),
+        scatter_dims_to_operand_dims=tuple(axes),
+        operand_batching_dims=tuple(own),
+        scatter_indices_batching_dims=tuple(own.values()),
+    )
+    scatter = lax.scatter_add if method == "add" else lax.scatter
+    return scatter(
+        x,
+        indices,
+        value,
+        dims,
+        indices_are_sorted=access.is_unique and kept is None,
+        unique_indices=access.is_unique,
+        mode=GatherScatterMode.CLIP if kept is None else GatherScatterMode.FILL_OR_DROP,
+    )
+
+
+def _indices(x: Value, starts: Sequence[Value], access: Access) -> tuple[list[int], Value]:
+    """The axes of which blocks have a part; `[*batch, len(axes)]`, where the blocks begin there."""
+    axes = [
+        k
+        for k, (size, start) in enumerate(access.axes)
+        if type(start) is not Along and (start != 0 or size != x.shape[k])
+    ]
+    columns = [jnp.broadcast_to(starts[k], access.batch)[..., None] for k in axes]
+    return axes, lax.concatenate(columns, len(access.batch))
+
+
+# -- rows on several devices -------------------------------------------------------------------
+
+# A block of more than this part of its array stays a slice: the axis may well be one that isn't
+# sharded, and each row costs time.
+_PART = 16
+
+
+def are_few(block: int, whole: int) -> bool:
+    """Whether a block of so many elements of an array is to be read and written row by row."""
+    return 0 < _PART * block <= whole
+
+
+def read_rows(x: Value, *starts: Value, sizes: tuple[int, ...]) -> Value:
+    """`lax.dynamic_slice(x, starts, sizes)`."""
+    axes, kept = _axes(x, sizes)
+    rows = lax.gather(
+        x,
+        _places(x, starts, sizes, axes),
+        lax.GatherDimensionNumbers(
+            offset_dims=tuple(range(1, 1 + len(kept))),
+            collapsed_slice_dims=tuple(axes),
+            start_index_map=tuple(axes),
+        ),
+        [1 if a in axes else n for a, n in enumerate(x.shape)],
+        mode=GatherScatterMode.PROMISE_IN_BOUNDS,
+    )
+    order = [*axes, *kept]
+    return lax.transpose(
+        lax.reshape(rows, [sizes[a] for a in order]), [order.index(a) for a in range(x.ndim)]
+    )
+
+
+def write_rows(
+    x: Value, value: Value, *starts: Value, flag: Value | None = None, method: str = "set"
+) -> Value:
+    """`x` with a block overwritten by `value`, or `value` added to it.
+
+    It is `x` if there is a `flag` that is false.
+    """
+    scatter = lax.scatter_add if method == "add" else lax.scatter
+    axes, kept = _axes(x, value.shape)
+    rows = lax.transpose(value, [*axes, *kept])
+    places = _places(x, starts, value.shape, axes, flag)
+    return scatter(
+        x,
+        places,
+        lax.reshape(rows, [len(places), *(x.shape[a] for a in kept)]),
+        lax.ScatterDimensionNumbers(
+            update_window_dims=tuple(range(1, 1 + len(kept))),
+            inserted_window_dims=tuple(axes),
+            scatter_dims_to_operand_dims=tuple(axes),
+        ),
+        indices_are_sorted=True,
+        unique_indices=True,
+        mode=GatherScatterMode.FILL_OR_DROP,
+    )
+
+
+def _axes(x: Value, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The axes of which a block of these sizes has a part, and those that it has whole."""
+    parts = [a for a in range(x.ndim) if sizes[a] < x.shape[a]]
+    return parts, [a for a in range(x.ndim) if a not in parts]
+
+
+def _places(
+    x: Value,
+    starts: Sequence[Value],
+    sizes: Sequence[int],
+    axes: Sequence[int],
+    flag: Value | None = None,
+) -> Value:
+    """`[n_rows, len(axes)]`: where each row lies. A block begins where it fits, as slices do.
+
+    If the scalar `flag` is false, all rows are out of bounds.
+    """
+    shape = [sizes[a] for a in axes]
+    columns = []
+    for k, a in enumerate(axes):
+        start = narrow(starts[a], longest(x.shape))
+        of = start.dtype.type
+        start = lax.clamp(of(0), start, of(x.shape[a] - sizes[a]))
+        if flag is not None:
+            start = lax.select(flag, start, of(x.shape[a]))
+        places = lax.broadcasted_iota(start.dtype, shape, k) + start
+        columns.append(lax.reshape(places, [places.size, 1]))
+    return lax.concatenate(columns, 1)
