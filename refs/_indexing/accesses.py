@@ -30,7 +30,6 @@ from jax.interpreters import ad
 from refs import _jax
 from refs._indexing.access import Access, Along, Place, Start
 from refs._indexing.lowering import read_in_lax, update_in_lax
-from refs._indexing.places import place_dtype
 from refs._indexing.values import zeros_of
 from refs._types import Aval, Value
 
@@ -42,7 +41,8 @@ def read(x: Value, places: Sequence[Value], access: Access) -> Value:
     """The blocks of `x` at these places."""
     if _is_plain(x):
         return read_in_lax(x, *places, access=access)
-    return read_p.bind(*_varying_alike(x, *places), access=access)
+    operands, access = _opened(places, access)
+    return read_p.bind(*_varying_alike(x, *operands), access=access)
 
 
 def update(
@@ -58,8 +58,33 @@ def update(
         places, access = [*places, mask], access._replace(is_masked=True)
     if _is_plain(x):
         return update_in_lax(x, value, *places, access=access, method=method)
-    operands = _varying_alike(x, value, *places)
+    operands, access = _opened(places, access)
+    operands = _varying_alike(x, value, *operands)
     return update_p.bind(*operands, access=access, method=method)
+
+
+def _opened(places: Sequence[Value], access: Access) -> tuple[Sequence[Value], Access]:
+    """Places and an access with operands for static starts: so it is lowered, and compiled, once.
+
+    The start of an axis needs none, nor do starts of more than 31 bits, for which there may be no
+    dtype.
+    """
+    if not any(type(start) is int and 0 < start <= _INT32_MAX for start in access.starts):
+        return places, access
+    rest = iter(places)
+    operands: list[Value] = []
+    starts: list[Start] = []
+    for start in access.starts:
+        if isinstance(start, Place):
+            operands.append(next(rest))
+        elif isinstance(start, int) and 0 < start <= _INT32_MAX:
+            operands.append(np.int32(start))
+            start = Place(wraps=False)
+        starts.append(start)
+    return [*operands, *rest], access._replace(starts=tuple(starts))
+
+
+_INT32_MAX = np.iinfo(np.int32).max
 
 
 @contextmanager
@@ -101,40 +126,21 @@ def _type_of_update(x: Aval, value: Aval, *_: Aval, access: Access, method: str)
 
 @read_p.def_impl
 def _read_now(x: Value, *places: Value, access: Access) -> Value:
-    """Outside of `jit`. It is compiled for all places at once, static ones too."""
     if _jax.is_jit_disabled():
         return read_in_lax(x, *places, access=access)
-    operands, access = _opened(places, access)
-    return _compiled(read_p)(x, *operands, access=access)
+    return _compiled(read_p)(x, *places, access=access)
 
 
 @update_p.def_impl
 def _update_now(x: Value, value: Value, *places: Value, access: Access, method: str) -> Value:
-    """Outside of `jit`, as `_read_now`."""
     if _jax.is_jit_disabled():
         return update_in_lax(x, value, *places, access=access, method=method)
-    operands, access = _opened(places, access)
-    return _compiled(update_p)(x, value, *operands, access=access, method=method)
+    return _compiled(update_p)(x, value, *places, access=access, method=method)
 
 
 @functools.cache
 def _compiled(primitive: Primitive) -> Callable[..., Value]:
     return jax.jit(primitive.bind, static_argnames=("access", "method"))
-
-
-def _opened(places: Sequence[Value], access: Access) -> tuple[list[Value], Access]:
-    """Places and an access with operands for the static starts that aren't 0."""
-    rest = iter(places)
-    found: list[Value] = []
-    starts: list[Start] = []
-    for start in access.starts:
-        is_open = start != 0 and isinstance(start, int)
-        starts.append(Place(wraps=False) if is_open else start)
-        if is_open:
-            found.append(np.full(access.batch, start, place_dtype(start)))
-        elif isinstance(start, Place):
-            found.append(next(rest))
-    return [*found, *rest], access._replace(starts=tuple(starts))
 
 
 def _read_jvp(primals: Sequence[Value], tangents: Sequence[Any], *, access: Access) -> Any:

@@ -23,7 +23,9 @@ from refs._indexing.places import is_static, located, longest, narrow, place_dty
 from refs._types import Value
 
 
-def read_in_lax(x: Value, *operands: Value, access: Access, on_several: bool = False) -> Value:
+def read_in_lax(
+    x: Value, *operands: Value, access: Access, on_cpu: bool = True, on_several: bool = False
+) -> Value:
     """`read_p` by JAX's operations, for several devices by a gather of rows."""
     starts, kept = _located(x, operands, access)
     if access.batch:
@@ -35,10 +37,7 @@ def read_in_lax(x: Value, *operands: Value, access: Access, on_several: bool = F
         value = read_rows(x, *starts, sizes=access.sizes)
     else:
         value = lax.dynamic_slice(x, starts, access.sizes, allow_negative_indices=False)
-    if kept is None:
-        return value
-    flags = lax.broadcast_in_dim(kept, value.shape, range(len(access.batch)))
-    return lax.select(flags, value, lax.full_like(value, 0))
+    return value if kept is None else _chosen(kept, value, lax.full_like(value, 0), access)
 
 
 def update_in_lax(
@@ -47,11 +46,16 @@ def update_in_lax(
     *operands: Value,
     access: Access,
     method: str,
+    on_cpu: bool = True,
     on_several: bool = False,
 ) -> Value:
     """`update_p` by JAX's operations, for several devices by a scatter of rows."""
     starts, kept = _located(x, operands, access)
     if access.batch:
+        # A scatter that leaves out rows is in place on one CPU, but copies on a GPU.
+        if kept is not None and access.is_unique and (on_several or not on_cpu):
+            old = _gather(x, starts, access) if method == "set" else lax.full_like(value, 0)
+            value, kept = _chosen(kept, value, old, access), None
         return _scatter(x, value, starts, kept, access, method)
     if on_several and _are_few(x, access):
         return write_rows(x, value, *starts, flag=kept, method=method)
@@ -61,6 +65,12 @@ def update_in_lax(
         # With one flag, and not one for each element, a gradient stores no more than that.
         value = value if kept is None else lax.select(kept, value, old)
     return lax.dynamic_update_slice(x, value, starts, allow_negative_indices=False)
+
+
+def _chosen(flags: Value, new: Value, old: Value, access: Access) -> Value:
+    """New blocks where the flags are true, and old ones elsewhere."""
+    flags = lax.broadcast_in_dim(flags, new.shape, range(len(access.batch)))
+    return lax.select(flags, new, old)
 
 
 def _exact(access: Access) -> Access:

@@ -14,7 +14,7 @@ from jax import lax
 
 from refs import _jax
 from refs._callbacks.primitives import host_callback_p
-from refs._indexing.access import Access
+from refs._indexing.access import Access, Place
 from refs._indexing.accesses import read_p, update_p
 from refs._tracing.facts import facts_of
 from refs._types import Atom, Aval, Eqn, Jaxpr, Value
@@ -185,15 +185,25 @@ def operation(eqn: Eqn) -> Hashable:
 
 def is_aligned(read: Eqn, update: Eqn) -> bool:
     """Whether an equation reads the blocks that an update overwrites, if it overwrites them."""
-    if read.primitive is not read_p or update.primitive is not update_p:
+    if update.primitive is not update_p or read.invars[0] is not update.invars[0]:
         return False
-    x, _, *places = update.invars
     access: Access = update.params["access"]
-    if access.is_masked:
-        places.pop()
-    return read.params["access"] == access._replace(is_masked=False).clipped and all(
-        map(is_same, read.invars, (x, *places))
+    places = update.invars[2:-1] if access.is_masked else update.invars[2:]
+    if read.primitive is lax.slice_p:
+        rest = iter(places)
+        starts = [_number(next(rest)) if isinstance(s, Place) else s for s in access.starts]
+        is_block = read.params["strides"] is None and shape(read.outvars[0]) == access.shape
+        return is_block and starts == list(read.params["start_indices"])
+    return (
+        read.primitive is read_p
+        and read.params["access"] == access._replace(is_masked=False).clipped
+        and all(map(is_same, read.invars[1:], places))
     )
+
+
+def _number(atom: Any) -> int | None:
+    """The number that a constant scalar is; None for anything else."""
+    return None if not isinstance(atom, _Literal) or np.ndim(atom.val) else int(atom.val)
 
 
 def unmoved(eqn: Eqn) -> Atom | None:

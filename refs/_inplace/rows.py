@@ -25,6 +25,9 @@ from refs._types import Aval, Eqn, Primitive, Value
 # size in bytes from which XLA uses its threads.
 FEW, FEWER, LARGE = 32, 8, 2**19
 
+# Only rows that are such a part of an array, or less, are few.
+PART = 16
+
 
 def are_few(eqn: Eqn, access: Access | None = None) -> bool:
     """Whether an access, or a gather or scatter as one, is of a few rows, a small part of all."""
@@ -33,7 +36,7 @@ def are_few(eqn: Eqn, access: Access | None = None) -> bool:
     operand = eqn.invars[0]
     aval: Aval = operand.aval
     n = math.prod(access.batch)
-    is_part = can_pass(operand) and 0 < 16 * math.prod(access.shape) <= size(operand)
+    is_part = can_pass(operand) and 0 < PART * math.prod(access.shape) <= size(operand)
     if not is_part or not 0 < n <= FEW:
         return False
     return n <= FEWER or is_update(eqn) or size(operand) * aval.dtype.itemsize >= LARGE

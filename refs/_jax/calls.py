@@ -62,14 +62,15 @@ def register_call_lowering(
 
 
 def register_lowering_by_devices(primitive: Primitive, fun: Callable[..., Value]) -> None:
-    """Lowers a primitive with one result as `fun(*operands, on_several, **params)`.
+    """Lowers a primitive with one result as `fun(*operands, on_cpu, on_several, **params)`.
 
-    `on_several`: whether XLA is to divide the operation over several devices.
+    `on_cpu`: whether it is compiled for CPUs only. `on_several`: whether XLA is to divide the
+    operation over several devices.
     """
 
     def lower(ctx: Any, *args: Any, **params: Any) -> Any:
-        on_several = devices_outside_shard_map(ctx) > 1
-        run = functools.partial(fun, on_several=on_several)
+        on_cpu = set(ctx.module_context.platforms) == {"cpu"}
+        run = functools.partial(fun, on_cpu=on_cpu, on_several=devices_outside_shard_map(ctx) > 1)
         # What the operation is doesn't depend on which types are enabled where it is lowered.
         with jax.enable_x64(True):
             return mlir.lower_fun(run, multiple_results=False)(ctx, *args, **params)
