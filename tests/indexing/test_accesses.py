@@ -103,7 +103,6 @@ TRANSFORMED = {
 }
 
 
-@pytest.mark.slow
 @given(st.data())
 def test_as_by_jaxs_operations(data):
     """Alone, and in lanes in lanes, along any axis of any operands."""
@@ -138,6 +137,28 @@ def test_as_by_jaxs_operations(data):
     is_jitted = data.draw(st.booleans())
     ours, theirs = (jax.jit(f) if is_jitted else f for f in (run, in_jax))
     jax.tree.map(np.testing.assert_array_equal, ours(*args), theirs(*args))
+
+
+def test_lanes_in_lanes():
+    x, i = np.arange(2 * 3 * 5.0).reshape(2, 3, 5), np.array([[1, 4, -1], [7, 0, 2]])
+
+    def lane(x, i):
+        access = Access((Place(drops=True),), (1,))
+        old = read(x, [i], access.clipped)
+        return old, update(x, old + 100, [i], access)
+
+    old, new = jax.vmap(jax.vmap(lane))(jnp.asarray(x), jnp.asarray(i, "int32"))
+    for a, b in np.ndindex(2, 3):
+        assert old[a, b, 0] == x[a, b, min(i[a, b], 4)]
+        x[a, b, i[a, b] : i[a, b] + 1 or None] += 100
+    np.testing.assert_array_equal(new, x)
+
+
+def test_the_gradient_of_what_is_overwritten_is_zero():
+    access = Access((Place(drops=True),), (2,))
+    for i, want in ((1, [1, 0, 0, 1]), (3, [1, 1, 1, 1])):
+        write = lambda x, i=i: update(x, x[:2] * 0, [jnp.int32(i)], access).sum()  # noqa: E731
+        np.testing.assert_array_equal(jax.grad(write)(jnp.ones(4)), want)
 
 
 def names(closed):

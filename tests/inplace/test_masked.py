@@ -108,8 +108,12 @@ def test_lanes(step, is_masked, batches):
 
 def test_rows_that_may_be_one_row_are_selected(batches):
     def fun(x, places, mask):
-        rows = jnp.where(mask[:, None], 9.0, x.at[places].get(mode="clip"))
-        return x.at[places].set(rows, mode="clip")
+        dims = lax.GatherDimensionNumbers((1, 2), (), (0,))
+        old = lax.gather(x, places[:, None], dims, (1, 8), mode="clip")
+        flags = lax.broadcast_in_dim(mask, old.shape, (0,))
+        rows = lax.select(flags, jnp.full_like(old, 9.0), old)
+        dims = lax.ScatterDimensionNumbers((1, 2), (), (0,))
+        return lax.scatter(x, places[:, None], rows, dims, mode="clip")
 
     new = in_accesses(jax.make_jaxpr(fun)(X[0], PLACES, MASK).jaxpr, True, {})
     assert are_masked(new) == [False]
