@@ -145,8 +145,6 @@ def _compiled(primitive: Primitive) -> Callable[..., Value]:
 
 def _read_jvp(primals: Sequence[Value], tangents: Sequence[Any], *, access: Access) -> Any:
     out = read_p.bind(*primals, access=access)
-    if _jax.is_symbolic_zero(tangents[0]):
-        return out, _jax.symbolic_zero(_jax.tangent_type(out))
     return out, read_p.bind(tangents[0], *primals[1:], access=access)
 
 
@@ -156,8 +154,6 @@ def _update_jvp(
     _, _, *places = primals
     dx, dvalue, *_ = tangents
     out = update_p.bind(*primals, access=access, method=method)
-    if _jax.is_symbolic_zero(dx) and _jax.is_symbolic_zero(dvalue):
-        return out, _jax.symbolic_zero(_jax.tangent_type(out))
     if _jax.is_symbolic_zero(dvalue) and method == "add":
         return out, dx
     dx, dvalue = map(_jax.instantiate, (dx, dvalue))

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import checkify, jet
+from jax.interpreters import ad
 
 import refs
 from refs import _jax
@@ -96,6 +97,9 @@ TRANSFORMED = {
     "jvp": tangents,
     "gradient": gradient,
     "second derivative": lambda run: tangents(gradient(run)),
+    "of the array": lambda run: (
+        lambda x, *rest: jax.grad(lambda x: (run(x, *rest)[0] ** 2).sum())(x)
+    ),
     "linear in one": lambda run: (
         lambda x, value, *rest: jax.grad(lambda value: (run(x, value, *rest)[0] * x).sum())(value)
     ),
@@ -159,6 +163,27 @@ def test_the_gradient_of_what_is_overwritten_is_zero():
     for i, want in ((1, [1, 0, 0, 1]), (3, [1, 1, 1, 1])):
         write = lambda x, i=i: update(x, x[:2] * 0, [jnp.int32(i)], access).sum()  # noqa: E731
         np.testing.assert_array_equal(jax.grad(write)(jnp.ones(4)), want)
+
+
+def test_cotangents_that_are_zero_stay_symbolic():
+    x, value, i = jnp.ones(4), jnp.ones(1), jnp.int32(0)
+    access, undefined = Access((Place(),), (1,)), lambda x: ad.UndefinedPrimal(jax.typeof(x))
+    of_read = ad.primitive_transposes[read_p]
+    of_update = ad.primitive_transposes[update_p]
+    zero = ad.Zero(jax.typeof(x))
+    cts = [
+        *of_read(ad.Zero(jax.typeof(value)), undefined(x), i, access=access),
+        *of_update(zero, undefined(x), undefined(value), i, access=access, method="set"),
+    ]
+    assert [type(ct) for ct in cts if ct is not None] == [ad.Zero] * 3
+
+
+def test_without_jit():
+    x, access = jnp.arange(4.0), Access((Place(),), (1,))
+    with jax.disable_jit():
+        np.testing.assert_array_equal(read(x, [jnp.int32(-1)], access), [3])
+        new = update(x, jnp.ones(1), [jnp.int32(2)], access)
+    np.testing.assert_array_equal(new, [0, 1, 1, 3])
 
 
 def names(closed):
