@@ -15,13 +15,11 @@ that a mask or a bound leaves out isn't written, and reads as zeros.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
@@ -124,25 +122,6 @@ def _type_of_update(x: Aval, value: Aval, *_: Aval, access: Access, method: str)
     return _jax.of_shape(x, x.shape)
 
 
-@read_p.def_impl
-def _read_now(x: Value, *places: Value, access: Access) -> Value:
-    if _jax.is_jit_disabled():
-        return read_in_lax(x, *places, access=access)
-    return _compiled(read_p)(x, *places, access=access)
-
-
-@update_p.def_impl
-def _update_now(x: Value, value: Value, *places: Value, access: Access, method: str) -> Value:
-    if _jax.is_jit_disabled():
-        return update_in_lax(x, value, *places, access=access, method=method)
-    return _compiled(update_p)(x, value, *places, access=access, method=method)
-
-
-@functools.cache
-def _compiled(primitive: Primitive) -> Callable[..., Value]:
-    return jax.jit(primitive.bind, static_argnames=("access", "method"))
-
-
 def _read_jvp(primals: Sequence[Value], tangents: Sequence[Any], *, access: Access) -> Any:
     out = read_p.bind(*primals, access=access)
     return out, read_p.bind(tangents[0], *primals[1:], access=access)
@@ -240,5 +219,5 @@ ad.primitive_transposes[read_p] = _read_transpose
 ad.primitive_transposes[update_p] = _update_transpose
 _jax.register_batching(read_p, _batch_read)
 _jax.register_batching(update_p, _batch_update)
-_jax.register_lowering_by_devices(read_p, read_in_lax)
-_jax.register_lowering_by_devices(update_p, update_in_lax)
+_jax.register_by_devices(read_p, read_in_lax)
+_jax.register_by_devices(update_p, update_in_lax)

@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode
 
+from refs import _jax
 from refs._indexing.access import Access, Along, Place
 from refs._indexing.places import is_static, located, longest, narrow, place_dtype, within
 from refs._types import Value
@@ -27,6 +28,7 @@ def read_in_lax(
     x: Value, *operands: Value, access: Access, on_cpu: bool = True, on_several: bool = False
 ) -> Value:
     """`read_p` by JAX's operations, for several devices by a gather of rows."""
+    x = _apart(x, on_several)
     starts, kept = _located(x, operands, access)
     if access.batch:
         value = _gather(x, starts, access)
@@ -50,6 +52,7 @@ def update_in_lax(
     on_several: bool = False,
 ) -> Value:
     """`update_p` by JAX's operations, for several devices by a scatter of rows."""
+    x = _apart(x, on_several)
     starts, kept = _located(x, operands, access)
     if access.batch:
         # A scatter that leaves out rows is in place on one CPU, but copies on a GPU.
@@ -65,6 +68,11 @@ def update_in_lax(
         # With one flag, and not one for each element, a gradient stores no more than that.
         value = value if kept is None else lax.select(kept, value, old)
     return lax.dynamic_update_slice(x, value, starts, allow_negative_indices=False)
+
+
+def _apart(x: Value, on_several: bool) -> Value:
+    """`x`, of which XLA doesn't see how it was made, where it would go wrong."""
+    return lax.optimization_barrier(x) if on_several and _jax.xla_confuses_rows else x
 
 
 def _chosen(flags: Value, new: Value, old: Value, access: Access) -> Value:

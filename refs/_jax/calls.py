@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jax._src.interpreters.batching import batch_jaxpr_axes, zero_if_mapped
 from jax._src.interpreters.partial_eval import convert_constvars_jaxpr, lower_jaxpr2
@@ -17,7 +15,7 @@ from refs._types import ClosedJaxpr, Jaxpr, Primitive, Value
 
 __all__ = [
     "devices_outside_shard_map", "register_call_batching", "register_call_lowering",
-    "register_call_to_lojax", "register_lowering_by_devices", "with_inputs", "without_constants",
+    "register_call_to_lojax", "with_inputs", "without_constants",
 ]  # fmt: skip
 
 
@@ -57,23 +55,6 @@ def register_call_lowering(
         new = rewrite(jaxpr.jaxpr, on_cpu, devices_outside_shard_map(ctx) > 1)
         closed = jaxpr if new is jaxpr.jaxpr else jaxpr.replace(jaxpr=new)
         return mlir.core_call_lowering(ctx, *args, name=primitive.name, call_jaxpr=closed)
-
-    mlir.register_lowering(primitive, lower)
-
-
-def register_lowering_by_devices(primitive: Primitive, fun: Callable[..., Value]) -> None:
-    """Lowers a primitive with one result as `fun(*operands, on_cpu, on_several, **params)`.
-
-    `on_cpu`: whether it is compiled for CPUs only. `on_several`: whether XLA is to divide the
-    operation over several devices.
-    """
-
-    def lower(ctx: Any, *args: Any, **params: Any) -> Any:
-        on_cpu = set(ctx.module_context.platforms) == {"cpu"}
-        run = functools.partial(fun, on_cpu=on_cpu, on_several=devices_outside_shard_map(ctx) > 1)
-        # What the operation is doesn't depend on which types are enabled where it is lowered.
-        with jax.enable_x64(True):
-            return mlir.lower_fun(run, multiple_results=False)(ctx, *args, **params)
 
     mlir.register_lowering(primitive, lower)
 

@@ -12,9 +12,16 @@ from jax._src.dispatch import apply_primitive
 from jax._src.interpreters.partial_eval import custom_staging_rules
 from jax.interpreters import ad, batching, mlir
 
+from refs._jax.calls import devices_outside_shard_map
 from refs._types import Aval, Primitive, Value
 
-__all__ = ["register_inlined", "register_linear_map", "register_opaque", "register_staging"]
+__all__ = [
+    "register_by_devices",
+    "register_inlined",
+    "register_linear_map",
+    "register_opaque",
+    "register_staging",
+]
 
 
 def register_linear_map(primitive: Primitive) -> None:
@@ -61,6 +68,27 @@ def register_linear_map(primitive: Primitive) -> None:
         return out, [0] * len(out)
 
     batching.fancy_primitive_batchers[primitive] = batch
+
+
+def register_by_devices(primitive: Primitive, fun: Callable[..., Value]) -> None:
+    """Defines a primitive with one result by `fun(*operands, on_cpu, on_several, **params)`.
+
+    `on_cpu`: whether it is compiled for CPUs only. `on_several`: whether XLA is to divide the
+    operation over several devices.
+    """
+    primitive.def_impl(functools.partial(apply_primitive, primitive))
+
+    def lower(ctx: Any, *args: Any, **params: Any) -> Any:
+        on_cpu = set(ctx.module_context.platforms) == {"cpu"}
+        run = functools.partial(fun, on_cpu=on_cpu, on_several=devices_outside_shard_map(ctx) > 1)
+        lower = mlir.lower_fun(run, multiple_results=False)
+        if ctx.module_context.shape_poly_state.uses_dim_vars:
+            return lower(ctx, *args, **params)  # Symbolic sizes are of the types enabled now.
+        # What the operation is doesn't depend on which types are enabled where it is lowered.
+        with jax.enable_x64(True):
+            return lower(ctx, *args, **params)
+
+    mlir.register_lowering(primitive, lower)
 
 
 def register_staging(

@@ -224,6 +224,22 @@ def test_a_loop_moves_only_what_it_touches(step):
 
 
 @several
+@pytest.mark.parametrize("value", [K, N - 1, N + 3, -2])
+def test_rows_after_a_large_block(value):
+    """A large block is a slice. XLA before jaxlib 0.11.2 writes rows elsewhere after it."""
+
+    def program(r, k):
+        r[jax.ds(k, N // 3)] = 7.0
+        r[k] = V
+        r.at[k, 2].add(r[k + 1, 1])
+
+    alone, r = refs.new_ref(start()), refs.new_ref(jax.device_put(start(), sharding()))
+    for ref in (alone, r):
+        refs.jit(program)(ref, jnp.int32(value))
+    np.testing.assert_array_equal(r[...], alone[...])
+
+
+@several
 @pytest.mark.parametrize("step", STEPS)
 def test_its_gradient_too(step):
     def loss(x):
