@@ -285,3 +285,19 @@ def test_keys_are_moved_by_jaxs_operations():
     assert not OURS & names(jaxpr)
     assert jnp.array_equal(jax.random.key_data(r[0]), jax.random.key_data(r[1]))
     assert lax.dynamic_slice_p.name in names(jaxpr)
+
+
+def test_steps_in_lanes_that_diverge():
+    def lane(x, takes_part):
+        w = refs.new_ref(x)
+
+        def write():
+            w[::2] = 9.0
+            w.at[1::2].add(1.0)
+
+        lax.cond(takes_part, write, lambda: None)
+        return w[...]
+
+    x, flags = np.arange(10.0).reshape(2, 5), np.array([True, False])
+    got = refs.vmap(lane)(jnp.asarray(x), jnp.asarray(flags))
+    np.testing.assert_array_equal(got, [[9, 2, 9, 4, 9], x[1]])
