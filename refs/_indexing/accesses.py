@@ -175,7 +175,7 @@ def _batched(access: Access, size: int, is_own: bool, rest_is_batched: bool) -> 
     return access
 
 
-def _to_front(x: Value, axis: int | None, size: int) -> Value:
+def to_front(x: Value, axis: int | None, size: int) -> Value:
     """`x` as `[size, *shape]`."""
     return jnp.broadcast_to(x, (size, *jnp.shape(x))) if axis is None else jnp.moveaxis(x, axis, 0)
 
@@ -186,7 +186,7 @@ def _batch_places(
     is_batched = any(axis is not None for axis in axes)
     if not is_batched and not access.batch:
         return places, False
-    return [_to_front(x, axis, size) for x, axis in zip(places, axes, strict=True)], is_batched
+    return [to_front(x, axis, size) for x, axis in zip(places, axes, strict=True)], is_batched
 
 
 def _batch_read(
@@ -209,7 +209,7 @@ def _batch_update(
     if all(a is None for a in axes):
         return update_p.bind(*operands, access=access, method=method), None
     places, is_batched = _batch_places(size, places, place_axes, access)
-    x, value = _to_front(x, axis, size), _to_front(value, value_axis, size)
+    x, value = to_front(x, axis, size), to_front(value, value_axis, size)
     new = _batched(access, size, True, is_batched)
     return update_p.bind(x, value, *places, access=new, method=method), 0
 

@@ -32,13 +32,10 @@ def read_in_lax(
     starts, kept = _located(x, operands, access)
     if access.batch:
         value = _gather(x, starts, access)
-    elif all(map(is_static, starts)):
-        first = [*map(int, starts)]
-        value = lax.slice(x, first, [s + n for s, n in zip(first, access.sizes, strict=True)])
-    elif on_several and _are_few(x, access):
+    elif on_several and _are_few(x, access) and not all(map(is_static, starts)):
         value = read_rows(x, *starts, sizes=access.sizes)
     else:
-        value = lax.dynamic_slice(x, starts, access.sizes, allow_negative_indices=False)
+        value = _slice(x, starts, access.sizes)
     return value if kept is None else _chosen(kept, value, lax.full_like(value, 0), access)
 
 
@@ -63,7 +60,7 @@ def update_in_lax(
     if on_several and _are_few(x, access):
         return write_rows(x, value, *starts, flag=kept, method=method)
     if method == "add" or kept is not None:
-        old = read_in_lax(x, *starts, access=_exact(access))
+        old = _slice(x, starts, access.sizes)
         value = jnp.add(old, value) if method == "add" else value
         # With one flag, and not one for each element, a gradient stores no more than that.
         value = value if kept is None else lax.select(kept, value, old)
@@ -81,9 +78,11 @@ def _chosen(flags: Value, new: Value, old: Value, access: Access) -> Value:
     return lax.select(flags, new, old)
 
 
-def _exact(access: Access) -> Access:
-    """An access at places that are computed."""
-    return Access((Place(wraps=False),) * len(access.starts), access.sizes)
+def _slice(x: Value, starts: Sequence[Value], sizes: Sequence[int]) -> Value:
+    if not all(map(is_static, starts)):
+        return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
+    first = [*map(int, starts)]
+    return lax.slice(x, first, [s + n for s, n in zip(first, sizes, strict=True)])
 
 
 def _are_few(x: Value, access: Access) -> bool:

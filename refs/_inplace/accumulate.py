@@ -1,4 +1,4 @@
-"""Stage 5: deposits, values put into zeros to be added to a buffer, are added to the buffer itself.
+"""Stage 3: deposits, values put into zeros to be added to a buffer, are added to the buffer itself.
 
 The transpose of a read is an array of zeros with the cotangent put where the read was, and the
 cotangents of a buffer are added up: `ct + update(zeros, u, i)` costs the whole buffer for each

@@ -1,4 +1,4 @@
-"""Stage 6: branches that update buffers do so one after the other, each in its own conditional.
+"""Stage 4: branches that update buffers do so one after the other, each in its own conditional.
 
 XLA updates a buffer in place if one branch updates it and the others return it as it is. If several
 branches update it, or different branches different buffers, XLA copies: jaxlib < 0.11 always, later

@@ -1,4 +1,4 @@
-"""Stage 9, on CPUs: what is permuted and written back over itself passes through a fence.
+"""Stage 7, on CPUs: what is permuted and written back over itself passes through a fence.
 
 XLA fuses reads of a buffer with its update if all are at the same place, and lets the kernel run in
 place. But it compares places of one array. Where it sees the buffer under two shapes, it takes

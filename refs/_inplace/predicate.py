@@ -1,4 +1,4 @@
-"""Stage 1, on CPUs: a branch says what it writes, and that is written after the conditional.
+"""Stage 2, on CPUs: a branch says what it writes, and that is written after the conditional.
 
 XLA copies a buffer that one branch updates and another one reads; jaxlib < 0.11.2 also one that a
 branch updates and returns something of. So the updates are taken out, which compilers call

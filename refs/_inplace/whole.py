@@ -1,4 +1,4 @@
-"""Stage 8: what is read from a buffer that is overwritten as a whole is read before.
+"""Stage 6: what is read from a buffer that is overwritten as a whole is read before.
 
 In `x = x * 0.5 - x[k]` XLA reads `x[k]` again for each element that it writes. So it writes to
 other memory, and copies that back. If `x[k]` has passed through a fence, the kernel runs in place.

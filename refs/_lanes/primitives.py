@@ -22,6 +22,7 @@ from jax.extend.core import Primitive
 
 from refs import _jax
 from refs._handles import access
+from refs._indexing.accesses import to_front
 from refs._indexing.index import Index, indexed_shape
 from refs._indexing.places import located, within
 from refs._indexing.syntax import Span
@@ -76,7 +77,7 @@ def _batch_lane_update(
         value = _together(method, value, value_axis, size)
         index: Any = Index.of_dims(_dims(indexers[0]), ref.shape) if indexers else ...
     else:
-        value = _to_front(value, value_axis, size)
+        value = to_front(value, value_axis, size)
         index, value = _of_all_lanes(indexers[0], value, size)
     if method == "set":
         if size:
@@ -125,11 +126,6 @@ class _Leaf(NamedTuple):
     axis: int | None
 
 
-def _to_front(x: Value, axis: int | None, size: int) -> Value:
-    """`x` as `[size, *shape]`."""
-    return jnp.broadcast_to(x, (size, *jnp.shape(x))) if axis is None else jnp.moveaxis(x, axis, 0)
-
-
 def _of_all_lanes(indexer: Any, value: Value, size: int) -> tuple[Index, Value]:
     """The index of all lanes' elements, and the values with axes in the order of that index.
 
@@ -145,7 +141,7 @@ def _of_all_lanes(indexer: Any, value: Value, size: int) -> tuple[Index, Value]:
     def elements(k: int) -> Value:
         """The places in slice `k`, which starts elsewhere in each lane: along an axis of `tail`."""
         span, n = indexer.indices[k], indexer.shape[k]
-        start = _to_front(span.start.value, span.start.axis, size)
+        start = to_front(span.start.value, span.start.axis, size)
         extent = (span.size - 1) * span.stride + 1 if span.size else 0
         start = within(located(start, n), n - extent)  # as lax.dynamic_slice does
         steps = np.arange(span.size, dtype=np.int32) * np.int32(span.stride)
