@@ -65,7 +65,7 @@ class _Sums:
     def __init__(self, body: Body, within: dict[Jaxpr, _Sums]):
         """`within`: those of the loops and branches in it that were looked at."""
         self.body, self._within = body, within
-        self.made_by = body.producers()
+        self.made_by = {**body.made_by}
         self.uses = _count_uses(body)
         self.new: dict[int, list[Eqn]] = {}  # The equations that replace one.
         self.names: dict[Any, Atom] = {}
@@ -76,10 +76,6 @@ class _Sums:
             # Of all operands, before a sum is moved into a branch and makes it another one.
             operands = [self.is_deposited(v, 1) for v in eqn.invars]
             self.deposited[out] = all(operands)
-
-    @functools.cached_property
-    def consumers(self) -> dict[Any, list[int]]:
-        return self.body.consumers()
 
     @functools.cached_property
     def lowest(self) -> int:
@@ -201,7 +197,7 @@ class _Sums:
         while v is not end:
             if self.uses.get(v) != 1:
                 return False
-            eqn = self.body.eqns[self.consumers[v][0]]
+            eqn = self.body.eqns[self.body.users[v][0]]
             is_sum = is_add(eqn)
             if not is_sum and not (_adds_to_first(eqn) and eqn.invars[0] is v):
                 return False

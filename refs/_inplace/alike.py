@@ -207,7 +207,7 @@ class _Chains:
 
 def _used_only_in_chains(body: Body) -> set[Any]:
     """The variables that nothing uses but operations on elements for what is put together."""
-    returned, consumers = {*filter(is_var, body.outvars)}, body.consumers()
+    returned, consumers = {*filter(is_var, body.outvars)}, body.users
     found: set[Any] = set()
     in_chains: set[int] = set()
     for k, eqn in reversed([*enumerate(body.eqns)]):

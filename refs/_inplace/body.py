@@ -29,12 +29,26 @@ SMALLEST_FENCED = 4096
 
 
 class Body:
-    """The equations of a jaxpr, in any order, and its outputs."""
+    """The equations of a jaxpr, in any order, and its outputs.
+
+    What is known of the equations is found once, until there are new ones: after a question `eqns`
+    is replaced as a whole.
+    """
 
     def __init__(self, jaxpr: Jaxpr):
         self.jaxpr = jaxpr
-        self.eqns = list(jaxpr.eqns)
         self.outvars = list(jaxpr.outvars)
+        self.eqns = list(jaxpr.eqns)
+
+    @property
+    def eqns(self) -> list[Eqn]:
+        return self._eqns
+
+    @eqns.setter
+    def eqns(self, eqns: list[Eqn]) -> None:
+        self._eqns = eqns
+        for name in ("made_by", "users", "needs", "constants"):
+            self.__dict__.pop(name, None)
 
     def close(self) -> Jaxpr:
         """The jaxpr of these equations and outputs, without equations that nothing needs."""
@@ -46,11 +60,13 @@ class Body:
                 eqns.append(eqn)
         return self.jaxpr.replace(eqns=eqns[::-1], outvars=self.outvars)
 
-    def producers(self) -> dict[Any, int]:
+    @functools.cached_property
+    def made_by(self) -> dict[Any, int]:
         """The position of the equation that makes each variable."""
         return {v: k for k, eqn in enumerate(self.eqns) for v in eqn.outvars}
 
-    def consumers(self) -> dict[Any, list[int]]:
+    @functools.cached_property
+    def users(self) -> dict[Any, list[int]]:
         """The positions of the equations that take each variable, each once, in order."""
         found: defaultdict[Any, list[int]] = defaultdict(list)
         for k, eqn in enumerate(self.eqns):
@@ -59,6 +75,19 @@ class Body:
                     of_v.append(k)
         return dict(found)
 
+    @functools.cached_property
+    def needs(self) -> list[list[int]]:
+        """For each equation those that must come before it: effects keep their order."""
+        made_by, last, found = self.made_by, list[int](), []
+        for k, eqn in enumerate(self.eqns):
+            atoms = (*eqn.invars, *eqn.params.get("after", ()))
+            made = [made_by[v] for v in atoms if is_var(v) and v in made_by]
+            found.append(made + last if eqn.effects else made)
+            if eqn.effects:
+                last = [k]
+        return found
+
+    @functools.cached_property
     def constants(self) -> set[Any]:
         """The variables that depend on no input: XLA computes them before the program runs."""
         found: set[Any] = set()

@@ -113,7 +113,9 @@ def fenced(
     return _behind(eqn, [*made, conditional], values, out, shared)
 
 
-def passed(values: Sequence[Atom], like: Eqn, constant: Container[Atom], on_cpu: bool) -> Fenced:
+def passed_alone(
+    values: Sequence[Atom], like: Eqn, constant: Container[Atom], on_cpu: bool
+) -> Fenced:
     """Values that pass through a fence alone, where `like` stands.
 
     `constant` and `on_cpu`: as for `fenced`.
@@ -126,6 +128,34 @@ def passed(values: Sequence[Atom], like: Eqn, constant: Container[Atom], on_cpu:
     else:
         eqns, out = splice(barrier, values, like)
     return Fenced(eqns, dict(zip(values, out, strict=True)))
+
+
+def before_overwriting(
+    begin: Eqn,
+    passing: Sequence[Atom],
+    seen: Sequence[Atom],
+    constant: Container[Atom],
+    on_cpu: bool,
+) -> Fenced:
+    """A fence before the kernel that overwrites a buffer.
+
+    On a CPU the buffer doesn't pass it: the kernel takes a flag that has passed.
+
+    Args:
+      begin: the equation that the overwriting begins with, to be replaced.
+      passing, seen, constant, on_cpu: as for `fenced`.
+    """
+    [buffer], [new] = begin.invars, begin.outvars
+    tokens = list(seen) or [v for v in passing if can_tell(v) and v not in constant][:1]
+    if on_cpu and tokens and all(map(can_tell, tokens)) and all(map(can_pass, passing)):
+        eqns, predicate = _predicate_of(tokens, begin)
+        conditional, [flag, *out] = _decided(predicate, _flag_and, passing, begin)
+        made, [behind] = splice(_kept, [flag, buffer], begin)
+        eqns = [*eqns, conditional, *made]
+    else:
+        eqns, [*out, behind] = splice(barrier, [*passing, *seen, buffer], begin)
+        passing = [*passing, *seen]
+    return Fenced(eqns, dict(zip([*passing, new], [*out, behind], strict=True)))
 
 
 def _predicate_of(tokens: Sequence[Atom], like: Eqn) -> tuple[list[Eqn], Predicate]:
@@ -204,6 +234,20 @@ def _conditional(flag: Value, *passing: Value) -> Sequence[Value]:
         lambda passing: tuple(map(jnp.zeros_like, passing)),
         passing,
     )
+
+
+def _flag_and(flag: Value, *passing: Value) -> Sequence[Value]:
+    """A flag that is true, and the values that pass through the fence."""
+    return lax.cond(
+        flag,
+        lambda passing: (True, *passing),
+        lambda passing: (False, *map(jnp.zeros_like, passing)),
+        passing,
+    )
+
+
+def _kept(flag: Value, x: Value) -> Value:
+    return lax.select(jnp.broadcast_to(flag, x.shape), x, jnp.zeros_like(x))
 
 
 def _flag_and_index(*tokens: Value) -> tuple[Value, Value]:

@@ -6,7 +6,7 @@ be, and passes through the fence if not. See `fence` for the fences themselves.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Container
 from typing import Any
 
 from refs import _jax
@@ -19,8 +19,10 @@ from refs._inplace.body import (
     size,
     substitute,
 )
-from refs._inplace.fence import Predicate, fenced
-from refs._inplace.order import has_jaxprs, is_computed_once, last_updates, needs
+from refs._inplace.fence import Fenced, Predicate, before_overwriting, fenced, passed_alone
+from refs._inplace.order import has_jaxprs, is_computed_once, last_updates
+from refs._inplace.overlaps import overlapping
+from refs._inplace.whole import overwrite_p
 from refs._types import Atom, Eqn
 
 # A value read from more buffers than this isn't noted. Without a bound the time is quadratic, since
@@ -32,9 +34,10 @@ MOST = 64
 def put_fences(body: Body, on_cpu: bool) -> None:
     """Adds fences to a body whose equations are in order."""
     update_of = {v: k for v, k in last_updates(body).items() if needs_fences(v)}
-    if not update_of:
+    overlaps = overlapping(body) if on_cpu else set()
+    if not update_of and not overlaps:
         return
-    fences = _Fences(body, on_cpu, update_of)
+    fences = _Fences(body, on_cpu, update_of, overlaps)
     for k in range(len(body.eqns)):
         fences.run(k)
     body.eqns = fences.emitted
@@ -44,24 +47,26 @@ def put_fences(body: Body, on_cpu: bool) -> None:
 class _Fences:
     """Goes through the equations of a body in order, and emits them with the fences they need."""
 
-    def __init__(self, body: Body, on_cpu: bool, update_of: dict[Any, int]):
+    def __init__(
+        self, body: Body, on_cpu: bool, update_of: dict[Any, int], overlaps: Container[Any]
+    ):
         """`update_of`: the last update of each buffer that needs fences."""
-        self.eqns = body.eqns
+        self.body, self.eqns = body, body.eqns
         self.on_cpu = on_cpu
-        self.made_by = body.producers()
-        self.users = body.consumers()
+        self.overlaps = overlaps
+        self.made_by, self.users = body.made_by, body.users
         self.is_once = [*map(is_computed_once, body.eqns)]
-        self.needs = needs(body)
         self.returned = {v for v in body.outvars if is_var(v)}
-        self.constants = body.constants()
         self.update_of = update_of
+        self.updated_by: dict[int, list[Atom]] = {}
+        for buffer, k in update_of.items():
+            self.updated_by.setdefault(k, []).append(buffer)
         self.emitted: list[Eqn] = []
         self.predicate: Predicate | None = None
         self.passed: dict[Any, Atom] = {}  # A value before its fence -> behind it.
         # The equations that read a buffer that hasn't been updated yet, by buffer; and the reverse.
         self.read: dict[Any, list[int]] = {v: [] for v in self.update_of}
         self.sources: dict[int, list[Atom]] = {}
-        self.last = [max(map(self._last_use, e.outvars), default=-1) for e in self.eqns]
 
     def now(self, atom: Atom) -> Atom:
         """The name of a value behind the fences that it has passed."""
@@ -76,35 +81,63 @@ class _Fences:
         """Emits an equation, with current names, behind fences for the buffers that it updates."""
         eqn = self.eqns[k]
         passed = [v for v in eqn.invars if is_var(v) and v in self.passed]
-        now = substitute(eqn, {v: self.now(v) for v in passed})
-        times = Counter(filter(is_var, eqn.invars))
-        buffers = [v for v in times if self.update_of.get(v) == k]
-        for buffer in buffers:
-            if self.users[buffer][-1] > k or times[buffer] > 1:
-                continue  # The old value is used again: XLA copies it.
-            passing, seen = self._cut(k, buffer)
-            if passing or seen or self._is_read_back(eqn):
-                fence = fenced(
-                    now,
-                    self.now(buffer),
-                    [self.now(v) for v in passing],
-                    [self.now(v) for v in seen],
-                    self.constants,
-                    self.on_cpu,
-                    self.predicate,
-                )
-                self.predicate = self.predicate or fence.predicate
-                self.passed.update(fence.names)
-                *before, now = fence.eqns
-                self.emitted += before
-                self.is_once[k] |= now.primitive is _jax.cond_p
-        self.emitted.append(now)
-        self._note_reads(k, self.is_once[k])
+        now = substitute(eqn, {v: self.now(v) for v in passed}) if passed else eqn
+        buffers = self.updated_by.get(k, ())
+        if eqn.primitive is overwrite_p:
+            self._overwrite(k, now)
+        else:
+            for buffer in buffers:
+                now = self._update(k, now, buffer)
+            self.emitted.append(now)
+        self._note_reads(k)
         for buffer in buffers:
             del self.read[buffer]
+        if written := [v for v in eqn.outvars if v in self.overlaps]:
+            self._emit(passed_alone(written, now, self.body.constants, self.on_cpu))
 
-    def _note_reads(self, k: int, once: bool) -> None:
+    def _emit(self, fence: Fenced) -> None:
+        self.passed.update(fence.names)
+        self.emitted += fence.eqns
+
+    def _update(self, k: int, now: Eqn, buffer: Atom) -> Eqn:
+        """Emits the fence before an update of a buffer; the update, which may be in the fence."""
+        eqn = self.eqns[k]
+        if self.users[buffer][-1] > k or sum(v is buffer for v in eqn.invars) > 1:
+            return now  # The old value is used again: XLA copies it.
+        passing, seen = self._cut(k, buffer)
+        if not (passing or seen or self._is_read_back(eqn)):
+            return now
+        fence = fenced(
+            now,
+            self.now(buffer),
+            [self.now(v) for v in passing],
+            [self.now(v) for v in seen],
+            self.body.constants,
+            self.on_cpu,
+            self.predicate,
+        )
+        self.predicate = self.predicate or fence.predicate
+        *before, now = fence.eqns
+        self._emit(fence._replace(eqns=before))
+        self.is_once[k] |= now.primitive is _jax.cond_p
+        return now
+
+    def _overwrite(self, k: int, now: Eqn) -> None:
+        """Emits the fence that the kernel which overwrites a buffer needs, if it does."""
+        [buffer], [new] = self.eqns[k].invars, self.eqns[k].outvars
+        self.passed[new] = self.now(buffer)
+        if self.users[buffer][-1] > k:
+            return
+        passing, seen = self._cut(k, buffer)
+        if (passing or seen) and all(is_small(v, buffer) for v in passing):
+            values = [self.now(v) for v in passing]
+            tokens = [self.now(v) for v in seen]
+            constants = self.body.constants
+            self._emit(before_overwriting(now, values, tokens, constants, self.on_cpu))
+
+    def _note_reads(self, k: int) -> None:
         """Notes which buffers an equation has read."""
+        once = self.is_once[k]
         sources: dict[Any, None] = {}
         for v in filter(is_var, self.eqns[k].invars):
             if v in self.read:
@@ -127,12 +160,12 @@ class _Fences:
         again. Those that the fence has `seen` are large and computed once: they only have to be
         computed before the update. There are none if only the update itself uses such values.
         """
-        readers = [j for j in self.read[buffer] if self.last[j] >= k]
-        if all(self.last[j] <= k for j in readers):
+        readers = [j for j in self.read[buffer] if self._last(j) >= k]
+        if all(self._last(j) <= k for j in readers):
             return [], []  # Also below, but for `_ancestors`, which take time.
         once = [j for j in readers if self.is_once[j]]
         if once:
-            needed = {*self.needs[k]}
+            needed = {*self.body.needs[k]}
             if not needed.issuperset(once):
                 needed = self._ancestors(k, min(once))
             readers = [j for j in readers if not (self.is_once[j] and j in needed)]
@@ -142,6 +175,10 @@ class _Fences:
         cut = [v for v in values if self._last_use(v) >= k]
         seen = [v for v in cut if self.is_once[self.made_by[v]] and not is_small(v, buffer)]
         return [v for v in cut if v not in seen], seen
+
+    def _last(self, k: int) -> int:
+        """The last equation that uses a result of one."""
+        return max(map(self._last_use, self.eqns[k].outvars), default=-1)
 
     def _last_use(self, v: Atom) -> int:
         """The last equation that uses a value; one after all for a value that is returned."""
@@ -154,7 +191,7 @@ class _Fences:
         found: set[int] = set()
         rest = [k]
         while rest:
-            new = {j for j in self.needs[rest.pop()] if j >= first} - found
+            new = {j for j in self.body.needs[rest.pop()] if j >= first} - found
             found |= new
             rest += new
         return found

@@ -15,8 +15,8 @@ from refs._inplace.body import (
     barrier,
     is_add,
     is_buffer,
-    is_read,
     is_var,
+    needs_fences,
     renamed,
     splice,
     substitute,
@@ -55,10 +55,16 @@ def is_worth_it(jaxpr: Jaxpr) -> bool:
 
 
 def _overwrites(jaxpr: Jaxpr) -> bool:
-    """Whether the jaxpr may overwrite an input as a whole, and reads a part of such an array."""
-    whole = {type_of(v) for v in jaxpr.invars if is_buffer(v)}
+    """Whether the jaxpr may overwrite an input as a whole, and read such an array elsewhere."""
+    whole = {type_of(v) for v in jaxpr.invars if is_buffer(v) and needs_fences(v)}
     whole &= {type_of(v) for v in jaxpr.outvars if is_buffer(v)}
-    return any(is_read(eqn) and type_of(eqn.invars[0]) in whole for eqn in jaxpr.eqns)
+    taken = {v for v in jaxpr.outvars if is_var(v)}
+    for eqn in jaxpr.eqns if whole else ():
+        values = {v for v in eqn.invars if is_var(v) and type_of(v) in whole}
+        if not taken.isdisjoint(values):
+            return True
+        taken |= values
+    return False
 
 
 def _flatten(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:

@@ -197,7 +197,7 @@ class _Own:
     """The updates of a body whose value depends on what they overwrite."""
 
     def __init__(self, body: Body):
-        self.body, self.made_by = body, body.producers()
+        self.body, self.made_by = body, body.made_by
 
     def run(self) -> None:
         eqns: list[Eqn] = []

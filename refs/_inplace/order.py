@@ -59,10 +59,10 @@ class _Schedule:
 
     def __init__(self, body: Body):
         self.eqns = body.eqns
-        self.users = body.consumers()
+        self.users = body.users
         self.is_once = [*map(is_computed_once, body.eqns)]
         self.updates = last_updates(body)
-        self.before = needs(body)
+        self.before = [[*before] for before in body.needs]
         self.takes = {k: {*self.before[k]} for k in self.updates.values()}
         self.place = [0] * len(self.eqns)
         self.room = [0] * len(self.eqns)
@@ -111,12 +111,7 @@ class _Schedule:
         result again, and repeat the read for that.
         """
         first, last = update, self.place[update]
-        readers = [
-            k
-            for k in self.users[buffer]
-            # What the update takes, and XLA computes once, it computes before the update.
-            if self.place[k] < last and not (self.is_once[k] and k in self.takes[update])
-        ]
+        readers = [k for k in self.users[buffer] if self.place[k] < last and not self.is_once[k]]
         if not readers:
             return
         needed, lowest = self._needed(update, min(self.place[k] for k in readers))
@@ -180,19 +175,6 @@ class _Schedule:
     def _number(self, order: Sequence[int]) -> None:
         for n, k in enumerate(order, 1):
             self.place[k], self.room[k] = n << ROOM, 1 << ROOM
-
-
-def needs(body: Body) -> list[list[int]]:
-    """For each equation those that must come before it: effects keep their order."""
-    made_by = body.producers()
-    last: list[int] = []
-    found = []
-    for k, eqn in enumerate(body.eqns):
-        made = [made_by[v] for v in eqn.invars if is_var(v) and v in made_by]
-        found.append(made + last if eqn.effects else made)
-        if eqn.effects:
-            last = [k]
-    return found
 
 
 def last_updates(body: Body) -> dict[Any, int]:

@@ -1,4 +1,4 @@
-"""Stage 7, on CPUs: what is permuted and written back over itself passes through a fence.
+"""What is permuted and written back over itself, which has to pass through a fence on a CPU.
 
 XLA fuses reads of a buffer with its update if all are at the same place, and lets the kernel run in
 place. But it compares places of one array. Where it sees the buffer under two shapes, it takes
@@ -22,12 +22,11 @@ from refs._inplace.body import (
     is_var,
     shape,
     size,
-    substitute,
     unmoved,
 )
-from refs._inplace.fence import passed
 from refs._inplace.flatten import is_call
 from refs._inplace.order import has_jaxprs
+from refs._inplace.whole import overwrite_p
 from refs._tracing.facts import facts_of
 from refs._types import Atom, Eqn
 
@@ -35,32 +34,18 @@ from refs._types import Atom, Eqn
 MOST = 300
 
 
-def fence_overlaps(body: Body) -> None:
-    """Puts fences behind the values that XLA would read from where it writes them."""
-    if not any(map(_is_of_several, body.eqns)):
-        return
-    overlapping = _Overlaps(body).values()
-    if not overlapping:
-        return
-    constants = body.constants()
-    names: dict[Any, Atom] = {}
-    eqns: list[Eqn] = []
-    for eqn in body.eqns:
-        eqns.append(substitute(eqn, names))
-        if values := [v for v in eqn.outvars if v in overlapping]:
-            fence = passed(values, eqn, constants, on_cpu=True)
-            eqns += fence.eqns
-            names |= fence.names
-    body.eqns = eqns
+def overlapping(body: Body) -> set[Any]:
+    """The values that are written over what they are read from, but not in its places."""
+    return _Overlaps(body).values() if any(map(_is_of_several, body.eqns)) else set()
 
 
 def _is_of_several(eqn: Eqn) -> bool:
     """Whether an equation is an update of several elements: one element is read, then written."""
-    return is_update(eqn) and size(eqn.invars[_written(eqn)]) > 1
+    return is_update(eqn) and eqn.primitive is not overwrite_p and size(_written(eqn)) > 1
 
 
-def _written(update: Eqn) -> int:
-    return 1 if update.primitive is update_p else 2
+def _written(update: Eqn) -> Atom:
+    return update.invars[1 if update.primitive is update_p else 2]
 
 
 def _shown(eqn: Eqn) -> Atom | None:
@@ -83,7 +68,7 @@ def _shown(eqn: Eqn) -> Atom | None:
 # They return all of an array, if they return as many elements as it has.
 _SHOWING = (
     *(lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p, lax.transpose_p),
-    *(lax.slice_p, read_p),
+    *(lax.slice_p, read_p, overwrite_p),
 )
 
 
@@ -102,6 +87,8 @@ class _Overlaps:
         self.family: dict[Any, Any] = {}
         self.reshaped: set[Any] = set()
         for eqn in self.eqns:
+            if facts_of(eqn).elementwise:
+                continue
             shown = _shown(eqn)
             before = eqn.invars[0] if is_update(eqn) else shown
             if before is not None and is_var(before):
@@ -113,7 +100,6 @@ class _Overlaps:
                     self.reshaped.add(self.family[out])
 
     def values(self) -> set[Any]:
-        """The values that are written over what they are read from, but not in its places."""
         updates = [
             eqn
             for eqn in self.eqns
@@ -121,10 +107,9 @@ class _Overlaps:
         ]
         if not updates:
             return set()
-        self.made_by = self.body.producers()
         found: set[Any] = set()
         for eqn in updates:
-            value = eqn.invars[_written(eqn)]
+            value = _written(eqn)
             if is_var(value) and self._overlaps(value, eqn):
                 found.add(value)
         return found
@@ -138,7 +123,7 @@ class _Overlaps:
         for v, is_in_place in rest:  # It grows.
             if self._version(v) is version or len(seen) > MOST:
                 return True
-            k = self.made_by.get(v)
+            k = self.body.made_by.get(v)
             if k is None or self.family.get(v) is family:
                 continue
             eqn = self.eqns[k]

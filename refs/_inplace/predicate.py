@@ -217,7 +217,7 @@ class _Branch:
         """
         body = Body(self.jaxpr)
         body.eqns, inputs = self.eqns, [*self.inputs]
-        users = body.consumers()
+        users = body.users
         for v in filter(is_var, self.outvars):
             users.setdefault(v, []).append(len(self.eqns))
         late: set[Any] = set()

@@ -29,11 +29,10 @@ from refs._inplace.flatten import flatten, is_worth_it, map_jaxprs
 from refs._inplace.nested import keep_slices_apart
 from refs._inplace.normal import normal
 from refs._inplace.order import order
-from refs._inplace.overlaps import fence_overlaps
 from refs._inplace.predicate import predicate
 from refs._inplace.rows import update_row_by_row
 from refs._inplace.starts import hide_starts
-from refs._inplace.whole import fence_reads_of_whole
+from refs._inplace.whole import begin_overwrites
 from refs._types import Jaxpr
 
 
@@ -87,9 +86,7 @@ def _rewrite(
             split_branches(body)
             if not on_several:
                 update_row_by_row(body)
-        fence_reads_of_whole(body, on_cpu)
-        if on_cpu:
-            fence_overlaps(body)
+        begin_overwrites(body)
         order(body)
         put_fences(body, on_cpu)
         known[id(jaxpr)] = jaxpr, body.close()

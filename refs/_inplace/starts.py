@@ -26,7 +26,7 @@ FEWEST = 16
 def hide_starts(jaxpr: Jaxpr) -> Jaxpr:
     """The jaxpr, with dynamic slices for the slices of inputs of which there are many."""
     body = Body(jaxpr)
-    users = body.consumers()
+    users = body.users
     of_input: dict[Any, list[Eqn]] = {v: [] for v in jaxpr.invars if can_tell(v)}
     for eqn in jaxpr.eqns:
         if _is_row(eqn) and eqn.invars[0] in of_input and not _is_read(eqn.outvars[0], body, users):

@@ -1,96 +1,151 @@
-"""Stage 6: what is read from a buffer that is overwritten as a whole is read before.
+"""Stage 6: where a buffer is overwritten as a whole, the overwriting begins with an equation.
 
-In `x = x * 0.5 - x[k]` XLA reads `x[k]` again for each element that it writes. So it writes to
-other memory, and copies that back. If `x[k]` has passed through a fence, the kernel runs in place.
+`n = n * 0.5` is no update to XLA, but a kernel with a result of its own, which it puts into the
+memory of `n` if nothing reads `n` later. Here the kernel gets an equation that it starts from,
+`n' = overwrite(n)`, and takes `n'` in the place of `n`. So `n` is a buffer with an update, like any
+other, and `order` and `fences` see to it that its readers come before.
+
+What is made on the way and read by others, as `y` in `y = n * 2; n = y - y[0]`, is made twice: XLA
+computes an element of it again rather than keep all of it.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from collections import defaultdict
-from operator import or_
+from collections.abc import Container
 from typing import Any
 
+from jax.extend.core import Primitive
+
+from refs import _jax
 from refs._inplace.body import (
     Body,
+    can_pass,
     is_buffer,
-    is_read,
-    is_update,
+    is_small,
     is_var,
     needs_fences,
+    renamed,
     size,
     substitute,
     type_of,
+    unmoved,
 )
-from refs._inplace.fence import passed
-from refs._inplace.order import is_computed_once
+from refs._inplace.order import is_computed_once, last_updates
+from refs._tracing.facts import declare, facts_of
 from refs._types import Atom, Eqn
 
+# What an overwriting begins with. `after` are values that have been computed then: what the kernel
+# takes beside the buffer, but for what was read from it.
+overwrite_p = Primitive("overwrite")
+declare(overwrite_p, in_place="update")
 
-def fence_reads_of_whole(body: Body, on_cpu: bool) -> None:
-    """Puts fences before the kernels that overwrite a buffer and take what was read from it."""
-    users = _users(body)
-    if not users:
+# Kernels of more equations are left to XLA, and so is what more are made of that read a buffer.
+MOST = 100
+
+
+def begin_overwrites(body: Body) -> None:
+    """Adds the equations that the kernels begin with which overwrite an input."""
+    kernels = _kernels(body)
+    if not kernels:
         return
-    constants = body.constants()
-    names: dict[Any, Atom] = {}
-    waiting: dict[Any, None] = {}
-    eqns: list[Eqn] = []
-    for k, eqn in enumerate(body.eqns):
-        if any(v in waiting and k in users[v] for v in filter(is_var, eqn.invars)):
-            # One fence for all that has been read so far: no kernel starts before.
-            fence = passed([*waiting], eqn, constants, on_cpu)
-            eqns += fence.eqns
-            names |= fence.names
-            waiting = {}
-        eqns.append(substitute(eqn, names))
-        waiting |= {v: None for v in eqn.outvars if v in users}
-    body.eqns = eqns
+    eqns, updated = body.eqns, last_updates(body)
+    own = sorted({k for kernel in kernels.values() for k in kernel})
+    names: dict[Any, Atom] = {n: _jax.new_var(n.aval) for n in kernels}
+    names |= {v: _jax.new_var(v.aval) for k in own for v in eqns[k].outvars}
+    new: dict[int, list[Eqn]] = {k: [] for k in own}
+    for n, kernel in kernels.items():
+        read = _read_from(body, n, kernel)
+        taken = dict.fromkeys(v for k in kernel for v in eqns[k].invars if is_var(v))
+        # The sort in `order` needs that none of these depends on what begins here. Only updates of
+        # results do, and each value of a kernel with such a result is needed for that one.
+        after = tuple(v for v in taken if v not in names and v not in read)
+        begin = {"primitive": overwrite_p, "invars": [n], "outvars": [names[n]]}
+        new[kernel[0]].append(eqns[kernel[0]].replace(**begin, params={"after": after}))
+    kept = {k for k in range(len(eqns)) if k not in new}
+    for k in reversed(own):
+        eqn, [out] = eqns[k], eqns[k].outvars
+        new[k].append(
+            eqn.replace(invars=renamed(eqn.invars, names), outvars=renamed(eqn.outvars, names))
+        )
+        if not kept.isdisjoint({*body.users.get(out, ())} - {updated.get(out)}):
+            kept.add(k)
+            new[k].insert(0, eqn)
+    for k in {k for v, k in updated.items() if v in names}:
+        results = [v for v in eqns[k].invars if is_var(v) and v in names and updated.get(v) == k]
+        new[k] = [substitute(eqns[k], {v: names[v] for v in results})]
+    body.eqns = [e for k, eqn in enumerate(eqns) for e in new.get(k, [eqn])]
+    body.outvars = renamed(body.outvars, names)
 
 
-def _users(body: Body) -> dict[Any, set[int]]:
-    """The small values that kernels take which may overwrite what these were read from.
+def _kernels(body: Body) -> dict[Any, list[int]]:
+    """The inputs that are overwritten as a whole, and read beside that; the kernels' equations."""
+    updated = last_updates(body)
+    ends = {v for v in (*body.outvars, *updated) if is_buffer(v)}
+    types = {*map(type_of, ends)}
+    returned = {*filter(is_var, body.outvars)}
+    found: dict[Any, list[int]] = {}
+    for v in body.jaxpr.invars:
+        is_free = is_buffer(v) and type_of(v) in types and v not in returned and v not in updated
+        if is_free and needs_fences(v) and can_pass(v):
+            kernel = _kernel(body, v, ends, updated)
+            if kernel:
+                found[v] = kernel
+    own = {k for kernel in found.values() for k in kernel}
 
-    For each, the equations of the kernels that take it.
+    def is_apart(n: Atom) -> bool:
+        """Whether no other kernel takes values of this one."""
+        kernel = {*found[n]}
+        values = (n, *(v for k in kernel for v in body.eqns[k].outvars))
+        return all(k in kernel or k not in own for v in values for k in body.users.get(v, ()))
+
+    return {n: kernel for n, kernel in found.items() if is_apart(n)}
+
+
+def _kernel(body: Body, buffer: Atom, ends: Container[Atom], updated: Container[Atom]) -> list[int]:
+    """The equations of the kernel that overwrites a buffer; none if nothing else takes the buffer.
+
+    They make each element of a result, one of `ends`, from that in its place of the buffer.
     """
-    # XLA computes these where their results are used. They are in order: only loops and branches,
-    # which aren't among them, can stand before what they take (see `accumulate`).
-    fused = [
-        (k, eqn) for k, eqn in enumerate(body.eqns) if not (is_update(eqn) or is_computed_once(eqn))
-    ]
-    inputs = {v for v in body.jaxpr.invars if is_buffer(v) and needs_fences(v)}
-    free = inputs.difference(filter(is_var, body.outvars))
-    overwritten = {*map(type_of, free)} & {type_of(v) for v in body.outvars if is_buffer(v)}
-    overwritten &= {type_of(eqn.invars[0]) for _, eqn in fused if is_read(eqn)}
-    if not overwritten:
-        return {}
-    # One walk for all types of buffers: a set of types is a number with a bit for each.
-    bits: dict[Any, int] = {of_type: 1 << n for n, of_type in enumerate(overwritten)}
+    made_by: dict[Any, int] = {}
+    values = [buffer]
+    is_read = False
+    for v in values:  # It grows.
+        for k in body.users.get(v, ()):
+            eqn = body.eqns[k]
+            if not (facts_of(eqn).elementwise or unmoved(eqn) is not None):
+                is_read = True
+            elif eqn.outvars[0] not in made_by and size(eqn.outvars[0]) == size(buffer):
+                made_by[eqn.outvars[0]] = k
+                values += eqn.outvars
+        if len(values) > MOST:
+            return []
+    results = [v for v in made_by if v in ends and type_of(v) == type_of(buffer)]
+    if len(results) > 1 and any(v in updated for v in results):
+        return []
+    found: set[int] = set()
+    waiting = [*results]
+    while waiting:
+        k = made_by.get(waiting.pop())
+        if k is not None and k not in found:
+            found.add(k)
+            waiting += filter(is_var, body.eqns[k].invars)
+    is_read |= len(found) < len(made_by)
+    return sorted(found) if is_read else []
 
-    def bit(v: Atom) -> int:
-        return bits.get(type_of(v), 0)
 
-    @functools.cache
-    def small(size: int) -> int:
-        """The types of which a buffer is large, compared with so many elements."""
-        return sum(bits[shape, dtype] for shape, dtype in bits if 2 * size <= math.prod(shape))
-
-    made_of: dict[Any, int] = {v: bit(v) for v in free}  # such buffers, and what is made of them
-    read: dict[Any, int] = {}  # the values for which XLA would read from one where it uses them
-    for _, eqn in fused:
-        whole, part = 0, bit(eqn.invars[0]) if is_read(eqn) else 0
-        for v in filter(is_var, eqn.invars):
-            whole |= made_of.get(v, 0) & ~small(size(v))
-            part |= read.get(v, 0) & small(size(v))
-        for v in eqn.outvars:
-            made_of[v], read[v] = whole, part
-    found: defaultdict[Any, set[int]] = defaultdict(set)
-    kernels: dict[Any, int] = {v: bit(v) & made_of.get(v, 0) for v in body.outvars if is_buffer(v)}
-    for k, eqn in reversed(fused):
-        if of_kernel := functools.reduce(or_, (kernels.get(v, 0) for v in eqn.outvars), 0):
-            for v in filter(is_var, eqn.invars):
-                kernels[v] = kernels.get(v, 0) | of_kernel & ~small(size(v))
-                if read.get(v, 0) & of_kernel & small(size(v)):
-                    found[v].add(k)
+def _read_from(body: Body, buffer: Atom, kernel: list[int]) -> Container[Any]:
+    """What was read from a buffer, or is made of that, and XLA may compute in the kernel."""
+    own = {buffer, *(v for k in kernel for v in body.eqns[k].outvars)}
+    found: dict[Any, None] = {}
+    waiting = [*own]
+    for v in waiting:  # It grows.
+        for k in body.users.get(v, ()):
+            eqn = body.eqns[k]
+            if k in kernel or (is_computed_once(eqn) and not facts_of(eqn).reduces):
+                continue
+            new = [u for u in eqn.outvars if u not in found and (v not in own or is_small(u, v))]
+            found |= dict.fromkeys(new)
+            waiting += new
+        if len(found) > MOST:
+            return ()
     return found

@@ -57,15 +57,19 @@ _SCATTERS = (
     *(lax.scatter_p, lax.scatter_add_p, lax.scatter_sub_p),
     *(lax.scatter_mul_p, lax.scatter_min_p, lax.scatter_max_p),
 )
+_REDUCTIONS = (
+    *(lax.reduce_sum_p, lax.reduce_prod_p, lax.reduce_max_p, lax.reduce_min_p),
+    *(lax.reduce_and_p, lax.reduce_or_p, lax.reduce_xor_p),
+)
 declare(update_p, lax.dynamic_update_slice_p, *_SCATTERS, in_place="update")
 declare(lax.pad_p, in_place="deposit")
 declare(read_p, lax.dynamic_slice_p, lax.gather_p, lax.slice_p, in_place="read")
+declare(*_REDUCTIONS, reduces=True)
 declare(
     *_SCATTERS,
     *(lax.argmax_p, lax.argmin_p),
     *(lax.cumsum_p, lax.cumprod_p, lax.cummax_p, lax.cummin_p, lax.cumlogsumexp_p),
-    *(lax.reduce_sum_p, lax.reduce_prod_p, lax.reduce_max_p, lax.reduce_min_p),
-    *(lax.reduce_and_p, lax.reduce_or_p, lax.reduce_xor_p),
+    *_REDUCTIONS,
     *(lax.reduce_window_p, lax.reduce_window_sum_p),
     *(lax.reduce_window_max_p, lax.reduce_window_min_p),
     *(lax.sort_p, lax.top_k_p, lax.dot_general_p, lax.conv_general_dilated_p),

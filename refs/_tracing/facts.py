@@ -61,6 +61,8 @@ class Facts:
       carries: the operands that its first outputs continue, in the same memory: the position of the
         first, and how many.
       elementwise: whether each element of its result is made of those in its place of operands.
+      reduces: whether its result is made of all elements along some axes: XLA on CPU computes it
+        together with what takes it, at times.
       is_computed_once: whether XLA gives its result memory of its own, and never repeats it.
       can_fail: whether running it may raise. None: its name decides.
     """
@@ -77,6 +79,7 @@ class Facts:
     in_place: Literal["update", "add", "read", "deposit"] | None = None
     carries: Callable[[Eqn], tuple[int, int]] | None = None
     elementwise: bool = False
+    reduces: bool = False
     is_computed_once: bool = False
     can_fail: bool | None = None
 
