@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 import refs
 from refs import _jax
-from refs._inplace import body
+from refs._inplace import model
 from refs._origin import Site
 from tests import compiling
 
@@ -69,7 +69,7 @@ def pytest_configure(config):
     config.pluginmanager.register(compiling.Compiling(as_released))
     if as_released:  # so do the processes that tests start
         os.environ["PYTEST_ADDOPTS"] = os.environ.get("PYTEST_ADDOPTS", "") + " --as-released"
-    body.SMALLEST_FENCED = 256  # The tests' arrays are small, and are to be updated in place.
+    model.SMALLEST_FENCED = 256  # The tests' arrays are small, and are to be updated in place.
     if config.getoption("packed"):
         refs.new_ref = packed_ref
 

@@ -80,6 +80,8 @@ LAYERS = [
     ],
     ["_discharge.op_by_op", "_discharge.discharge", "_discharge.rules", "_discharge.rules.*"],
     ["_discharge"],
+    ["_inplace.atoms"],
+    ["_inplace.model"],
     ["_inplace.body"],
     ["_inplace.fence"],
     ["_inplace.flatten", "_inplace.starts"],

@@ -4,6 +4,6 @@
 left to transform, and `in_place` is what users call.
 """
 
-from refs._inplace.body import SMALLEST as SMALLEST
+from refs._inplace.model import SMALLEST as SMALLEST
 from refs._inplace.primitive import run_in_place as run_in_place
 from refs._inplace.rewrite import rewrite as rewrite

@@ -21,20 +21,10 @@ from jax import lax
 from refs import _jax
 from refs._indexing.access import Access
 from refs._indexing.accesses import update_p
-from refs._inplace.body import (
-    Body,
-    carries,
-    is_add,
-    is_like,
-    is_literal_zero,
-    is_var,
-    is_zeros,
-    renamed,
-    shape,
-    splice,
-    substitute,
-)
+from refs._inplace.atoms import is_like, is_literal_zero, is_var, is_zeros, shape
+from refs._inplace.body import Body, renamed, splice, substitute
 from refs._inplace.flatten import has_parts
+from refs._inplace.model import carries, is_add
 from refs._types import Atom, Aval, Eqn, Jaxpr
 
 

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax import lax
 
 from refs import _jax
 from refs._callbacks.primitives import host_callback_p
-from refs._indexing.access import Access, Place
-from refs._indexing.accesses import read_p, update_p
-from refs._tracing.facts import facts_of
+from refs._inplace.atoms import is_var
+from refs._inplace.model import is_computed_once, updated
 from refs._types import Atom, Aval, Eqn, Jaxpr, Value
-
-# Below this many elements a copy is as cheap as the equations that prevent it.
-SMALLEST = 64
-
-# Smaller buffers than this, in bytes, get no fences. On two cores of an AMD EPYC a fence takes 0.03
-# to 0.1 us in a loop, 0.25 us elsewhere, and 5 ms to compile; a copy of 4 KiB takes 0.04 us. (62
-# swaps in a row of 1,000 floats: 24 us without fences, 42 us with them; of 10^5, 540 us and 44 us.)
-SMALLEST_FENCED = 4096
 
 
 class Body:
@@ -47,7 +36,7 @@ class Body:
     @eqns.setter
     def eqns(self, eqns: list[Eqn]) -> None:
         self._eqns = eqns
-        for name in ("made_by", "users", "needs", "constants"):
+        for name in ("made_by", "users", "needs", "is_once", "last_updates", "constants"):
             self.__dict__.pop(name, None)
 
     def close(self) -> Jaxpr:
@@ -88,6 +77,17 @@ class Body:
         return found
 
     @functools.cached_property
+    def is_once(self) -> list[bool]:
+        """For each equation whether XLA never computes it again."""
+        return [*map(is_computed_once, self.eqns)]
+
+    @functools.cached_property
+    def last_updates(self) -> dict[Any, int]:
+        """The last update of each buffer that may be updated in place, as it isn't returned."""
+        returned = {v for v in self.outvars if is_var(v)}
+        return {v: k for k, e in enumerate(self.eqns) for v in updated(e) if v not in returned}
+
+    @functools.cached_property
     def constants(self) -> set[Any]:
         """The variables that depend on no input: XLA computes them before the program runs."""
         found: set[Any] = set()
@@ -111,156 +111,6 @@ def must_run(eqn: Eqn) -> bool:
 @_jax.once_per_jaxpr
 def _has_calls(jaxpr: Jaxpr) -> bool:
     return any(map(must_run, jaxpr.eqns))
-
-
-_Literal = _jax.Literal
-
-
-def is_var(atom: Atom) -> bool:
-    return type(atom) is not _Literal
-
-
-def shape(atom: Atom) -> tuple[int, ...]:
-    aval: Aval = atom.aval
-    return aval.shape
-
-
-def size(atom: Atom) -> int:
-    """How many elements an array has; 0 for anything else, and if the shape is symbolic."""
-    n = 1
-    for d in getattr(atom.aval, "shape", (0,)):
-        if not isinstance(d, int):  # a dimension of a shape-polymorphic export
-            return 0
-        n *= d
-    return n
-
-
-def is_buffer(atom: Atom) -> bool:
-    """Whether an array is a variable, and so large that a copy of it is worth preventing."""
-    return is_var(atom) and size(atom) >= SMALLEST
-
-
-def needs_fences(buffer: Atom) -> bool:
-    """Whether a copy of a buffer takes longer than the fences that prevent it."""
-    aval: Aval = buffer.aval
-    return size(buffer) * aval.dtype.itemsize >= SMALLEST_FENCED
-
-
-def is_small(atom: Atom, buffer: Atom) -> bool:
-    """Whether an array has at most half of a buffer's elements, so that it may be kept instead."""
-    return 2 * size(atom) <= size(buffer)
-
-
-def is_update(eqn: Eqn) -> bool:
-    """Whether an equation returns its first operand with a few elements changed."""
-    return facts_of(eqn).in_place == "update"
-
-
-def is_set(eqn: Eqn) -> bool:
-    """Whether an equation is a scatter that writes rows as they are: `apply` writes none."""
-    return eqn.primitive is lax.scatter_p and eqn.params["update_jaxpr"] is None
-
-
-def is_read(eqn: Eqn) -> bool:
-    """Whether an equation returns a part of its first operand."""
-    return facts_of(eqn).in_place == "read"
-
-
-def is_like(atom: Atom, other: Atom) -> bool:
-    """Whether two arrays have the same shape and dtype, so that one can lie where the other is."""
-    return type_of(atom) == type_of(other)
-
-
-def type_of(atom: Atom) -> Hashable:
-    """The shape and dtype of an array."""
-    aval: Aval = atom.aval
-    return aval.shape, aval.dtype
-
-
-def may_update(eqn: Eqn) -> bool:
-    """Whether an equation, or one inside it, may update one of its operands."""
-    return is_update(eqn) or carries(eqn) is not None or eqn.primitive is _jax.cond_p
-
-
-def is_add(eqn: Eqn) -> bool:
-    return facts_of(eqn).in_place == "add"
-
-
-def carries(eqn: Eqn) -> tuple[int, int] | None:
-    """The operands of a loop or callback that its first outputs continue, in the same memory.
-
-    The position of the first one, and how many. None for any other equation.
-    """
-    found = facts_of(eqn).carries
-    return found(eqn) if found is not None else None
-
-
-def is_same(atom: Atom, other: Atom) -> bool:
-    """Whether two atoms are one variable, or equal constants."""
-    if is_var(atom) or is_var(other):
-        return atom is other
-    return literal(atom) == literal(other)
-
-
-def literal(atom: Atom) -> Hashable:
-    """What is equal for equal constants, numbers or arrays."""
-    return str(atom.aval), np.asarray(atom.val).tobytes()  # pyright: ignore
-
-
-def operation(eqn: Eqn) -> Hashable:
-    """What is equal for equations that do the same, whatever their operands."""
-    return eqn.primitive, tuple(sorted(eqn.params.items()))
-
-
-def is_aligned(read: Eqn, update: Eqn) -> bool:
-    """Whether an equation reads the blocks that an update overwrites, if it overwrites them."""
-    if update.primitive is not update_p or read.invars[0] is not update.invars[0]:
-        return False
-    access: Access = update.params["access"]
-    places = update.invars[2:-1] if access.is_masked else update.invars[2:]
-    if read.primitive is lax.slice_p:
-        rest = iter(places)
-        starts = [_number(next(rest)) if isinstance(s, Place) else s for s in access.starts]
-        is_block = read.params["strides"] is None and shape(read.outvars[0]) == access.shape
-        return is_block and starts == list(read.params["start_indices"])
-    return (
-        read.primitive is read_p
-        and read.params["access"] == access._replace(is_masked=False).clipped
-        and all(map(is_same, read.invars[1:], places))
-    )
-
-
-def _number(atom: Any) -> int | None:
-    """The number that a constant scalar is; None for anything else."""
-    return None if not isinstance(atom, _Literal) or np.ndim(atom.val) else int(atom.val)
-
-
-def unmoved(eqn: Eqn) -> Atom | None:
-    """The array that an equation only gives another shape, its elements in the same order."""
-    p = eqn.params
-    if eqn.primitive is lax.reshape_p:
-        isunmoved = p["dimensions"] is None
-    elif eqn.primitive is lax.broadcast_in_dim_p:
-        isunmoved = size(eqn.invars[0]) == math.prod(p["shape"]) and len(eqn.invars) == 1
-    else:
-        isunmoved = eqn.primitive is lax.squeeze_p
-    return eqn.invars[0] if isunmoved else None
-
-
-def is_zeros(atom: Atom, maker: Eqn | None) -> bool:
-    """Whether an array, made by the equation `maker`, is a constant zero, or consists of it."""
-    if maker is not None:
-        return maker.primitive is lax.broadcast_in_dim_p and is_literal_zero(maker.invars[0])
-    return is_literal_zero(atom)
-
-
-def is_literal_zero(atom: Atom) -> bool:
-    return not is_var(atom) and not atom.aval.shape and _jax.is_zero_literal(atom)
-
-
-def can_pass(atom: Atom) -> bool:
-    """Whether a conditional can return zeros instead of an array: not if it is a PRNG key."""
-    return isinstance(getattr(atom.aval, "dtype", None), np.dtype)
 
 
 def renamed(atoms: Sequence[Atom], names: dict[Any, Atom]) -> list[Atom]:

@@ -9,7 +9,6 @@ ones where branches do more than one thing. So `switch(k, A, B)` becomes `if k =
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
 from operator import or_
 from typing import Any
 
@@ -17,30 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
-from refs._inplace.body import (
-    Body,
-    can_pass,
-    carries,
-    is_buffer,
-    is_update,
-    is_var,
-    may_update,
-    size,
-    splice,
-    zeros,
-)
+from refs._inplace.atoms import can_pass, is_var, size
+from refs._inplace.body import Body, splice, zeros
+from refs._inplace.model import common, is_buffer, may_update, roots
 from refs._types import Eqn, Jaxpr, Value
-
-
-def updated_operands(eqn: Eqn) -> set[int]:
-    """The positions of the operands of a conditional that a branch returns updated."""
-    found: set[int] = set()
-    for branch in eqn.params["branches"]:
-        jaxpr = _jax.as_closed(branch).jaxpr
-        for v, k in zip(jaxpr.outvars, _roots(jaxpr), strict=True):
-            if k is not None and is_buffer(v) and v is not jaxpr.invars[k]:
-                found.add(1 + k)
-    return found
 
 
 def split_branches(body: Body) -> None:
@@ -61,10 +40,10 @@ def _buffers(eqn: Eqn) -> dict[int, int]:
     if eqn.effects or len(eqn.params) > 1 or any(b.consts for b in branches):
         return {}
     jaxprs = [b.jaxpr for b in branches]
-    roots = _common(map(_roots, jaxprs))
+    inputs = common(map(roots, jaxprs))
     buffers = {
         o: k
-        for o, (out, k) in enumerate(zip(eqn.outvars, roots, strict=True))
+        for o, (out, k) in enumerate(zip(eqn.outvars, inputs, strict=True))
         if k is not None and is_buffer(out)
     }
     is_simple = _jax.xla_copies_less and len(buffers) == 1 and all(map(_does_one_thing, jaxprs))
@@ -92,35 +71,6 @@ def returns_what_it_reads(jaxpr: Jaxpr, buffers: dict[int, int]) -> bool:
         sources = (made_of.get(v, 0) for v in filter(is_var, eqn.invars))
         made_of.update(dict.fromkeys(eqn.outvars, functools.reduce(or_, sources, 0)))
     return any(made_of.get(v, 0) & ~(1 << o) for o, v in enumerate(jaxpr.outvars) if is_var(v))
-
-
-@_jax.once_per_jaxpr
-def _roots(jaxpr: Jaxpr) -> list[int | None]:
-    """The position of the input that each output is, after updates; None if it is none."""
-    root: dict[Any, int | None] = {v: k for k, v in enumerate(jaxpr.invars)}
-    for eqn in jaxpr.eqns:
-        for out, k in zip(eqn.outvars, _continued(eqn), strict=False):
-            v = None if k is None else eqn.invars[k]
-            root[out] = root.get(v) if is_var(v) else None
-    return [root.get(v) if is_var(v) else None for v in jaxpr.outvars]
-
-
-def _continued(eqn: Eqn) -> Sequence[int | None]:
-    """The positions of the operands that the first results of an equation are, updated."""
-    if is_update(eqn):
-        return [0]
-    if (carried := carries(eqn)) is not None:
-        first, n = carried
-        return range(first, first + n)
-    if eqn.primitive is _jax.cond_p:
-        inner = _common(_roots(_jax.as_closed(b).jaxpr) for b in eqn.params["branches"])
-        return [None if k is None else 1 + k for k in inner]
-    return []
-
-
-def _common(roots: Iterable[list[int | None]]) -> list[int | None]:
-    """The roots of the outputs of several branches: None where they aren't the same in all."""
-    return [of_all[0] if len({*of_all}) == 1 else None for of_all in zip(*roots, strict=True)]
 
 
 def _split(eqn: Eqn, buffers: dict[int, int]) -> list[Eqn]:

@@ -20,16 +20,9 @@ from jax import lax
 from refs import _jax
 from refs._callbacks.primitives import host_callback_p
 from refs._indexing.accesses import update_p
-from refs._inplace.body import (
-    barrier,
-    can_pass,
-    carries,
-    is_small,
-    is_update,
-    is_var,
-    splice,
-    substitute,
-)
+from refs._inplace.atoms import can_pass, is_var
+from refs._inplace.body import barrier, splice, substitute
+from refs._inplace.model import carries, is_small, is_update
 from refs._types import Atom, Eqn, Primitive, Value
 
 # The dtypes of arrays that the predicate of a fence can be computed from.

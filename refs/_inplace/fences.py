@@ -10,17 +10,10 @@ from collections.abc import Container
 from typing import Any
 
 from refs import _jax
-from refs._inplace.body import (
-    Body,
-    is_small,
-    is_update,
-    is_var,
-    needs_fences,
-    size,
-    substitute,
-)
+from refs._inplace.atoms import is_var, size
+from refs._inplace.body import Body, substitute
 from refs._inplace.fence import Fenced, Predicate, before_overwriting, fenced, passed_alone
-from refs._inplace.order import has_jaxprs, is_computed_once, last_updates
+from refs._inplace.model import has_jaxprs, is_small, is_update, needs_fences
 from refs._inplace.overlaps import overlapping
 from refs._inplace.whole import overwrite_p
 from refs._types import Atom, Eqn
@@ -33,7 +26,7 @@ MOST = 64
 
 def put_fences(body: Body, on_cpu: bool) -> None:
     """Adds fences to a body whose equations are in order."""
-    update_of = {v: k for v, k in last_updates(body).items() if needs_fences(v)}
+    update_of = {v: k for v, k in body.last_updates.items() if needs_fences(v)}
     overlaps = overlapping(body) if on_cpu else set()
     if not update_of and not overlaps:
         return
@@ -55,7 +48,7 @@ class _Fences:
         self.on_cpu = on_cpu
         self.overlaps = overlaps
         self.made_by, self.users = body.made_by, body.users
-        self.is_once = [*map(is_computed_once, body.eqns)]
+        self.is_once = [*body.is_once]
         self.returned = {v for v in body.outvars if is_var(v)}
         self.update_of = update_of
         self.updated_by: dict[int, list[Atom]] = {}

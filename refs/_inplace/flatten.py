@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from jax.extend.core import Primitive
+from jax import lax
 
 from refs import _jax
 from refs._callbacks.primitives import host_callback_p
-from refs._inplace.body import (
-    Body,
-    barrier,
-    is_add,
-    is_buffer,
-    is_var,
-    needs_fences,
-    renamed,
-    splice,
-    substitute,
-    type_of,
-)
+from refs._inplace.atoms import is_var, type_of
+from refs._inplace.body import Body, barrier, renamed, splice, substitute
+from refs._inplace.model import is_add, is_buffer, is_call, needs_fences, unmoved
 from refs._tracing.facts import facts_of
 from refs._types import Atom, Eqn, Jaxpr
 
 # Nested calls can grow without bounds when they are inlined: beyond this many equations they stay.
 LONGEST = 50_000
-
-# A program that is to be compiled in place: see `primitive`.
-in_place_p = Primitive("in_place")
 
 
 def flatten(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
@@ -56,8 +44,7 @@ def is_worth_it(jaxpr: Jaxpr) -> bool:
 
 def _overwrites(jaxpr: Jaxpr) -> bool:
     """Whether the jaxpr may overwrite an input as a whole, and read such an array elsewhere."""
-    whole = {type_of(v) for v in jaxpr.invars if is_buffer(v) and needs_fences(v)}
-    whole &= {type_of(v) for v in jaxpr.outvars if is_buffer(v)}
+    whole = _whole(jaxpr)
     taken = {v for v in jaxpr.outvars if is_var(v)}
     for eqn in jaxpr.eqns if whole else ():
         values = {v for v in eqn.invars if is_var(v) and type_of(v) in whole}
@@ -67,10 +54,34 @@ def _overwrites(jaxpr: Jaxpr) -> bool:
     return False
 
 
+def _whole(jaxpr: Jaxpr) -> set[Hashable]:
+    """The types of inputs that outputs may overwrite as a whole."""
+    found = {type_of(v) for v in jaxpr.invars if is_buffer(v) and needs_fences(v)}
+    return found & {type_of(v) for v in jaxpr.outvars if is_buffer(v)}
+
+
+@_jax.once_per_jaxpr
+def _is_of_elements(jaxpr: Jaxpr) -> bool:
+    """Whether a jaxpr consists of operations on elements, and gives arrays other shapes."""
+    return all(
+        facts_of(eqn).elementwise
+        or eqn.primitive is lax.broadcast_in_dim_p
+        or unmoved(eqn) is not None
+        or (is_call(eqn) and all(_is_of_elements(j.jaxpr) for j in _jax.jaxprs_in(eqn.params)))
+        for eqn in jaxpr.eqns
+    )
+
+
 def _flatten(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
-    return inline(
-        jaxpr, is_worth_it, lambda eqn: map_jaxprs(eqn, lambda inner: flatten(inner, known))
-    ).close()
+    whole = _whole(jaxpr)
+
+    def is_wanted(called: Jaxpr) -> bool:
+        """Also if the call, `jnp.where` for one, may be a part of the kernel that overwrites."""
+        is_part = any(type_of(v) in whole for v in called.outvars if is_buffer(v))
+        return is_worth_it(called) or (is_part and _is_of_elements(called))
+
+    within = functools.partial(map_jaxprs, fun=lambda inner: flatten(inner, known))
+    return inline(jaxpr, is_wanted, within).close()
 
 
 def inline(
@@ -140,17 +151,6 @@ def without_rules(jaxpr: Jaxpr) -> Jaxpr:
         return inline(jaxpr, functions.__contains__, within).close()
 
     return without(jaxpr) if functions else jaxpr
-
-
-def is_call(eqn: Eqn) -> bool:
-    """Whether an equation is no more than the call of a jaxpr."""
-    return _jax.primitive_of(eqn) in _CALLS
-
-
-_CALLS = {
-    *(_jax.jit_p, *_jax.inlined_call_primitives),
-    *(_jax.custom_jvp_call_p, _jax.custom_vjp_call_p, _jax.remat_p, in_place_p),
-}
 
 
 def _inlined(eqn: Eqn) -> Jaxpr | None:

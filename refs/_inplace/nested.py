@@ -12,7 +12,8 @@ from typing import Any
 from jax import lax
 
 from refs._indexing.accesses import read_p
-from refs._inplace.body import barrier, is_like, is_var, splice
+from refs._inplace.atoms import is_like, is_var
+from refs._inplace.body import barrier, splice
 from refs._inplace.flatten import map_inner
 from refs._types import Eqn, Jaxpr
 

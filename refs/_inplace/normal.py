@@ -18,22 +18,10 @@ from jax.lax import GatherScatterMode
 
 from refs._indexing.access import Access, Along, Place, Start
 from refs._indexing.accesses import read_p, update_p
-from refs._inplace.body import (
-    Body,
-    is_add,
-    is_aligned,
-    is_like,
-    is_set,
-    is_var,
-    literal,
-    operation,
-    renamed,
-    replaced,
-    shape,
-    splice,
-    substitute,
-)
+from refs._inplace.atoms import is_like, is_var, literal, shape
+from refs._inplace.body import Body, renamed, replaced, splice, substitute
 from refs._inplace.flatten import map_inner
+from refs._inplace.model import is_add, is_aligned, is_set, operation
 from refs._inplace.rows import are_few, read_row_by_row
 from refs._types import Atom, Eqn, Jaxpr, Value
 

@@ -14,14 +14,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import Any
 
-from refs import _jax
-from refs._inplace.body import Body, carries, is_buffer, is_small, is_update, is_var
-from refs._inplace.branches import updated_operands
-from refs._inplace.flatten import is_call
-from refs._tracing.facts import facts_of
-from refs._types import Atom, Eqn
+from refs._inplace.body import Body
+from refs._inplace.model import is_small
+from refs._types import Atom
 
 # How many equations may be moved for one edge. The search for a cycle looks at no more.
 # With 0, 3 and 10 there are copies in 8, 2 and 1 of the programs of `tests/inplace/test_in_place*`,
@@ -50,7 +46,6 @@ class _Schedule:
       users: the equations that take each variable.
       is_once: for each equation whether XLA never repeats it.
       updates: each buffer, and its last update.
-      takes: for each of these updates the equations whose results it takes.
       before: for each equation those that must come before it: operands, effects, and edges.
       place: numbers in an order that `before` allows: an equation is moved without new numbers for
         those that it passes, which may be very many.
@@ -60,10 +55,9 @@ class _Schedule:
     def __init__(self, body: Body):
         self.eqns = body.eqns
         self.users = body.users
-        self.is_once = [*map(is_computed_once, body.eqns)]
-        self.updates = last_updates(body)
+        self.is_once = body.is_once
+        self.updates = body.last_updates
         self.before = [[*before] for before in body.needs]
-        self.takes = {k: {*self.before[k]} for k in self.updates.values()}
         self.place = [0] * len(self.eqns)
         self.room = [0] * len(self.eqns)
 
@@ -175,33 +169,3 @@ class _Schedule:
     def _number(self, order: Sequence[int]) -> None:
         for n, k in enumerate(order, 1):
             self.place[k], self.room[k] = n << ROOM, 1 << ROOM
-
-
-def last_updates(body: Body) -> dict[Any, int]:
-    """The last update of each buffer that may be updated in place, as it isn't returned."""
-    returned = {v for v in body.outvars if is_var(v)}
-    return {v: k for k, eqn in enumerate(body.eqns) for v in _updated(eqn) if v not in returned}
-
-
-def _updated(eqn: Eqn) -> list[Atom]:
-    """The buffers among an equation's operands that it may return updated, in the same memory."""
-    if is_update(eqn):
-        atoms = eqn.invars[:1]
-    elif (carried := carries(eqn)) is not None:
-        first, n = carried
-        atoms = eqn.invars[first : first + n]
-    elif eqn.primitive is _jax.cond_p:
-        atoms = [eqn.invars[k] for k in sorted(updated_operands(eqn))]
-    else:
-        return []
-    return [v for v in atoms if is_buffer(v)]
-
-
-def is_computed_once(eqn: Eqn) -> bool:
-    """Whether XLA never repeats an equation where its results are used."""
-    return facts_of(eqn).is_computed_once or has_jaxprs(eqn) or bool(eqn.effects)
-
-
-def has_jaxprs(eqn: Eqn) -> bool:
-    """Whether an equation is a loop or a conditional; no call, for XLA inlines calls."""
-    return bool(_jax.jaxprs_in(eqn.params)) and not is_call(eqn)

@@ -14,18 +14,9 @@ from typing import Any
 from jax import lax
 
 from refs._indexing.accesses import read_p, update_p
-from refs._inplace.body import (
-    Body,
-    is_aligned,
-    is_read,
-    is_update,
-    is_var,
-    shape,
-    size,
-    unmoved,
-)
-from refs._inplace.flatten import is_call
-from refs._inplace.order import has_jaxprs
+from refs._inplace.atoms import is_var, shape, size
+from refs._inplace.body import Body
+from refs._inplace.model import has_jaxprs, is_aligned, is_call, is_read, is_update, unmoved
 from refs._inplace.whole import overwrite_p
 from refs._tracing.facts import facts_of
 from refs._types import Atom, Eqn

@@ -27,22 +27,11 @@ import jax.numpy as jnp
 from refs import _jax
 from refs._indexing.access import Access
 from refs._indexing.accesses import update_p
-from refs._inplace.body import (
-    Body,
-    can_pass,
-    is_buffer,
-    is_small,
-    is_var,
-    must_run,
-    renamed,
-    size,
-    splice,
-    substitute,
-    type_of,
-    zeros,
-)
+from refs._inplace.atoms import can_pass, is_var, size, type_of
+from refs._inplace.body import Body, must_run, renamed, splice, substitute, zeros
 from refs._inplace.branches import returns_what_it_reads
 from refs._inplace.flatten import has_parts, is_worth_it, map_jaxprs
+from refs._inplace.model import is_buffer, is_small
 from refs._tracing.touch_analysis import used
 from refs._types import Atom, Eqn, Jaxpr, Value
 

@@ -14,7 +14,7 @@ import jax
 from jax.interpreters import ad
 
 from refs import _jax
-from refs._inplace.flatten import in_place_p
+from refs._inplace.model import in_place_p
 from refs._inplace.rewrite import rewrite
 from refs._tracing.touch_analysis import used
 from refs._types import Aval, ClosedJaxpr, Value

@@ -18,7 +18,9 @@ from refs import _jax
 from refs._indexing.access import Access, Along, Place
 from refs._indexing.accesses import read_p, update_p
 from refs._indexing.places import place_dtype
-from refs._inplace.body import Body, can_pass, is_update, replaced, size
+from refs._inplace.atoms import can_pass, size
+from refs._inplace.body import Body, replaced
+from refs._inplace.model import is_update
 from refs._types import Aval, Eqn, Primitive, Value
 
 # How many rows still make a small program; and how many if the array is smaller than `LARGE`, the

@@ -15,8 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs._indexing.places import place_dtype
-from refs._inplace.body import Body, is_read, replaced, shape, size, splice
+from refs._inplace.atoms import shape, size
+from refs._inplace.body import Body, replaced, splice
 from refs._inplace.fence import always, can_tell
+from refs._inplace.model import is_read
 from refs._types import Atom, Eqn, Jaxpr, Value
 
 # Of fewer slices the kernels are compiled as fast as the conditional.

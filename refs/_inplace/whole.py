@@ -14,23 +14,13 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
+from jax import lax
 from jax.extend.core import Primitive
 
 from refs import _jax
-from refs._inplace.body import (
-    Body,
-    can_pass,
-    is_buffer,
-    is_small,
-    is_var,
-    needs_fences,
-    renamed,
-    size,
-    substitute,
-    type_of,
-    unmoved,
-)
-from refs._inplace.order import is_computed_once, last_updates
+from refs._inplace.atoms import can_pass, is_var, size, type_of
+from refs._inplace.body import Body, renamed, substitute
+from refs._inplace.model import is_buffer, is_computed_once, is_small, needs_fences, unmoved
 from refs._tracing.facts import declare, facts_of
 from refs._types import Atom, Eqn
 
@@ -48,21 +38,23 @@ def begin_overwrites(body: Body) -> None:
     kernels = _kernels(body)
     if not kernels:
         return
-    eqns, updated = body.eqns, last_updates(body)
-    own = sorted({k for kernel in kernels.values() for k in kernel})
-    names: dict[Any, Atom] = {n: _jax.new_var(n.aval) for n in kernels}
-    names |= {v: _jax.new_var(v.aval) for k in own for v in eqns[k].outvars}
-    new: dict[int, list[Eqn]] = {k: [] for k in own}
+    eqns, updated = body.eqns, body.last_updates
+    values = {v for kernel in kernels.values() for k in kernel for v in eqns[k].outvars}
+    values.update(kernels)
+    new: dict[int, list[Eqn]] = {}
+    begun: dict[Any, Atom] = {n: _jax.new_var(n.aval) for n in kernels}
     for n, kernel in kernels.items():
         read = _read_from(body, n, kernel)
-        taken = dict.fromkeys(v for k in kernel for v in eqns[k].invars if is_var(v))
+        own, taken = _with_feeders(body, n, kernel, read, values)
         # The sort in `order` needs that none of these depends on what begins here. Only updates of
         # results do, and each value of a kernel with such a result is needed for that one.
-        after = tuple(v for v in taken if v not in names and v not in read)
-        begin = {"primitive": overwrite_p, "invars": [n], "outvars": [names[n]]}
+        after = tuple(v for v in taken if v not in values and v not in read)
+        begin = {"primitive": overwrite_p, "invars": [n], "outvars": [begun[n]]}
+        new.update((k, []) for k in own if k not in new)
         new[kernel[0]].append(eqns[kernel[0]].replace(**begin, params={"after": after}))
+    names = begun | {v: _jax.new_var(v.aval) for k in new for v in eqns[k].outvars}
     kept = {k for k in range(len(eqns)) if k not in new}
-    for k in reversed(own):
+    for k in sorted(new, reverse=True):
         eqn, [out] = eqns[k], eqns[k].outvars
         new[k].append(
             eqn.replace(invars=renamed(eqn.invars, names), outvars=renamed(eqn.outvars, names))
@@ -77,9 +69,31 @@ def begin_overwrites(body: Body) -> None:
     body.outvars = renamed(body.outvars, names)
 
 
+def _with_feeders(
+    body: Body, buffer: Atom, kernel: list[int], read: Container[Any], values: Container[Any]
+) -> tuple[list[int], dict[Any, None]]:
+    """A kernel's equations, with those that make as large values of what was read; all they take.
+
+    `values` are the kernels' own.
+    """
+    own = [*kernel]
+    taken: dict[Any, None] = {}
+    for k in own:  # It grows.
+        for v in filter(is_var, body.eqns[k].invars):
+            if v in taken:
+                continue
+            taken[v] = None
+            if v in read and not is_small(v, buffer):
+                maker = body.eqns[body.made_by[v]]
+                is_spread = _is_of_elements(maker) or maker.primitive is lax.broadcast_in_dim_p
+                if is_spread and not any(is_var(u) and u in values for u in maker.invars):
+                    own.append(body.made_by[v])
+    return own, taken
+
+
 def _kernels(body: Body) -> dict[Any, list[int]]:
     """The inputs that are overwritten as a whole, and read beside that; the kernels' equations."""
-    updated = last_updates(body)
+    updated = body.last_updates
     ends = {v for v in (*body.outvars, *updated) if is_buffer(v)}
     types = {*map(type_of, ends)}
     returned = {*filter(is_var, body.outvars)}
@@ -112,7 +126,7 @@ def _kernel(body: Body, buffer: Atom, ends: Container[Atom], updated: Container[
     for v in values:  # It grows.
         for k in body.users.get(v, ()):
             eqn = body.eqns[k]
-            if not (facts_of(eqn).elementwise or unmoved(eqn) is not None):
+            if not _is_of_elements(eqn):
                 is_read = True
             elif eqn.outvars[0] not in made_by and size(eqn.outvars[0]) == size(buffer):
                 made_by[eqn.outvars[0]] = k
@@ -131,6 +145,11 @@ def _kernel(body: Body, buffer: Atom, ends: Container[Atom], updated: Container[
             waiting += filter(is_var, body.eqns[k].invars)
     is_read |= len(found) < len(made_by)
     return sorted(found) if is_read else []
+
+
+def _is_of_elements(eqn: Eqn) -> bool:
+    """Whether each element of the result is made of those in its place of operands."""
+    return facts_of(eqn).elementwise or unmoved(eqn) is not None
 
 
 def _read_from(body: Body, buffer: Atom, kernel: list[int]) -> Container[Any]:

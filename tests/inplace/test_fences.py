@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 import refs
-from refs._inplace import body
+from refs._inplace import model
 from tests.inplace.helpers import assert_in_place, rewritten
 from tests.platforms import as_on_cpu
 
@@ -141,7 +141,7 @@ def test_what_must_be_seen_decides_itself():
 @as_on_cpu
 def test_small_buffers_are_copied(monkeypatch):
     """A fence takes longer than a copy of 4 KiB."""
-    monkeypatch.setattr(body, "SMALLEST_FENCED", 4096)  # as outside the tests
+    monkeypatch.setattr(model, "SMALLEST_FENCED", 4096)  # as outside the tests
 
     def swap(x):
         x[0], x[1] = x[1], x[0]

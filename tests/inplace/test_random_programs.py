@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refs
-from refs._inplace import body, rows
+from refs._inplace import model, rows
 from tests.inplace.random_programs import Program
 
 pytestmark = [pytest.mark.as_released, pytest.mark.slow]
@@ -45,7 +45,7 @@ def test_as_operation_by_operation(seed):
 def test_the_smallest_arrays_too(seed):
     """All that the pass does for large arrays only is done for those of two elements."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(body, "SMALLEST", 2)
-        patch.setattr(body, "SMALLEST_FENCED", 0)
+        patch.setattr(model, "SMALLEST", 2)
+        patch.setattr(model, "SMALLEST_FENCED", 0)
         patch.setattr(rows, "PART", 1)
         check(seed)

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 
 import refs
-from refs._inplace import body, rewrite
+from refs._inplace import model, rewrite
 from tests.laws import ways
 from tests.strategies import programs
 
 
 @pytest.fixture(autouse=True, scope="module")
 def every_array_is_large():
-    smallest, body.SMALLEST = body.SMALLEST, 2
+    smallest, model.SMALLEST = model.SMALLEST, 2
     yield
-    body.SMALLEST = smallest
+    model.SMALLEST = smallest
 
 
 @ways.fewer(2)
