@@ -1,4 +1,4 @@
-"""Stage 8: an order in which the readers of a buffer come before its update.
+"""Stage 7: an order in which the readers of a buffer come before its update.
 
 For each buffer the last of its updates is the one that can be in place: from then on the old value
 must be dead. So the buffer's readers are put before the update. The users of a small value that was

@@ -1,6 +1,6 @@
 """The pass: it turns a pure jaxpr into one that XLA runs in place.
 
-Its stages, each in a file of its own, from the innermost jaxpr outwards but for the first four and
+Its stages, each in a file of its own, from the innermost jaxpr outwards but for the first three and
 the last. Before them, `alike` does at once what is done alike to parts of a buffer.
 
 0. `flatten`: calls are inlined where there is something to order in them.
@@ -9,12 +9,13 @@ the last. Before them, `alike` does at once what is done alike to parts of a buf
 3. `accumulate`: what is added to zeros and then to a buffer is added to the buffer.
 4. `branches`, on CPUs: a conditional for each buffer that branches update.
 5. `rows`, on one CPU: a few rows are written one after the other.
-6. `whole`: what is read from a buffer that is overwritten as a whole is read before.
-7. `overlaps`, on CPUs: what is permuted and written back over itself passes through a fence.
-8. `order`: the readers of a buffer come before its update.
-9. `fences`: what XLA would read again after the update passes through a fence.
-10. `starts`, on one CPU: many slices of one buffer become equal for XLA.
-11. `nested`, for old jaxlibs: slices of slices are read behind barriers.
+6. `whole`: what overwrites a buffer as a whole begins with an equation, and is an update, too.
+7. `order`: the readers of a buffer come before its update.
+8. `fences`: what XLA would read after the update, or while it runs (`overlaps`), passes a fence.
+9. `starts`, on one CPU: many slices of one buffer become equal for XLA.
+10. `nested`, for old jaxlibs: slices of slices are read behind barriers.
+
+What they suppose about XLA is in `model`.
 """
 
 from __future__ import annotations

@@ -170,6 +170,8 @@ class Program:
 
     def whole(self, depth):
         a, of, kind = self.array(), self.index(), self.rng.randrange(6)
+        read = self.rng.choice([None, jnp.sum, jnp.max, lambda x: x.reshape(-1)[3]])
+        reads_new = self.rng.random() < 0.5
 
         def run(arrays, integers, numbers):
             x = arrays[a]
@@ -184,6 +186,8 @@ class Program:
                     lambda: x.at[...].multiply(2),
                 ][kind]()
             )
+            if read:
+                numbers[1] = numbers[1] + read(arrays[a] if reads_new else x)
             return arrays, integers, numbers
 
         return run
