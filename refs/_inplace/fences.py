@@ -6,16 +6,26 @@ be, and passes through the fence if not. See `fence` for the fences themselves.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Container
+from operator import or_
 from typing import Any
 
 from refs import _jax
 from refs._inplace.atoms import is_var, size
 from refs._inplace.body import Body, substitute
-from refs._inplace.fence import Fenced, Predicate, before_overwriting, fenced, passed_alone
+from refs._inplace.fence import (
+    Fenced,
+    Predicate,
+    before_overwriting,
+    can_tell,
+    fenced,
+    passed_alone,
+)
 from refs._inplace.model import has_jaxprs, is_small, is_update, needs_fences
 from refs._inplace.overlaps import overlapping
 from refs._inplace.whole import overwrite_p
+from refs._tracing.facts import facts_of
 from refs._types import Atom, Eqn
 
 # A value read from more buffers than this isn't noted. Without a bound the time is quadratic, since
@@ -60,6 +70,9 @@ class _Fences:
         # The equations that read a buffer that hasn't been updated yet, by buffer; and the reverse.
         self.read: dict[Any, list[int]] = {v: [] for v in self.update_of}
         self.sources: dict[int, list[Atom]] = {}
+        # A bit for each of these equations that is computed once; and those that each one needs.
+        self.bit: dict[int, int] = {}
+        self.needed = [0] * len(self.eqns)
 
     def now(self, atom: Atom) -> Atom:
         """The name of a value behind the fences that it has passed."""
@@ -83,6 +96,7 @@ class _Fences:
                 now = self._update(k, now, buffer)
             self.emitted.append(now)
         self._note_reads(k)
+        self.needed[k] = self._needed(k) | self.bit.get(k, 0)
         for buffer in buffers:
             del self.read[buffer]
         if written := [v for v in eqn.outvars if v in self.overlaps]:
@@ -145,49 +159,52 @@ class _Fences:
             self.sources[k] = found
             for buffer in found:
                 self.read[buffer].append(k)
+            if once:
+                self.bit[k] = 1 << len(self.bit)
 
     def _cut(self, k: int, buffer: Atom) -> tuple[list[Atom], list[Atom]]:
         """The values read from a buffer that its update must wait for: `(passing, seen)`.
 
         Those that are `passing` the fence are used after the update, and XLA would compute them
-        again. Those that the fence has `seen` are large and computed once: they only have to be
-        computed before the update. There are none if only the update itself uses such values.
+        again. Those that the fence has `seen` are computed once, by equations that the update
+        doesn't need: they only have to be computed before it. There are none if only the update
+        itself uses such values.
         """
-        readers = [j for j in self.read[buffer] if self._last(j) >= k]
-        if all(self._last(j) <= k for j in readers):
-            return [], []  # Also below, but for `_ancestors`, which take time.
-        once = [j for j in readers if self.is_once[j]]
-        if once:
-            needed = {*self.body.needs[k]}
-            if not needed.issuperset(once):
-                needed = self._ancestors(k, min(once))
-            readers = [j for j in readers if not (self.is_once[j] and j in needed)]
-        values = [v for j in readers for v in self.eqns[j].outvars if size(v)]
-        if all(self._last_use(v) <= k for v in values):
+        needed = self._needed(k)
+        is_kernel = self.eqns[k].primitive is overwrite_p
+        passing: list[Atom] = []
+        seen: list[Atom] = []
+        for j in self.read[buffer]:
+            values = [v for v in self.eqns[j].outvars if size(v) and self._last_use(v) >= 0]
+            if not self.is_once[j]:
+                passing += [v for v in values if self._last_use(v) >= k]
+            elif not needed & self.bit[j]:
+                kept = [v for v in values if is_small(v, buffer) and self._last_use(v) >= k]
+                passing += kept
+                if is_kernel and not self._is_reduced(j, buffer):
+                    # A step of training overwrites a parameter when the products with it have been
+                    # used. If it waited for them, XLA would copy the moments instead.
+                    values = [v for v in values if self._last_use(v) >= k]
+                # One result of an equation tells that all have been computed.
+                seen += [] if kept else sorted(values, key=can_tell)[-1:]
+        if not seen and all(self._last_use(v) <= k for v in passing):
             return [], []
-        cut = [v for v in values if self._last_use(v) >= k]
-        seen = [v for v in cut if self.is_once[self.made_by[v]] and not is_small(v, buffer)]
-        return [v for v in cut if v not in seen], seen
+        return passing, seen
 
-    def _last(self, k: int) -> int:
-        """The last equation that uses a result of one."""
-        return max(map(self._last_use, self.eqns[k].outvars), default=-1)
+    def _is_reduced(self, k: int, buffer: Atom) -> bool:
+        """Whether an equation reduces a buffer, or what is made of its elements."""
+        eqn = self.eqns[k]
+        return facts_of(eqn).reduces and size(eqn.invars[0]) == size(buffer)
+
+    def _needed(self, k: int) -> int:
+        """The equations computed once that an equation needs and that read a buffer, as bits."""
+        return functools.reduce(or_, (self.needed[j] for j in self.body.needs[k]), 0)
 
     def _last_use(self, v: Atom) -> int:
         """The last equation that uses a value; one after all for a value that is returned."""
         if v in self.returned:
             return len(self.eqns)
         return self.users[v][-1] if v in self.users else -1
-
-    def _ancestors(self, k: int, first: int) -> set[int]:
-        """The equations that an equation depends on, from `first` on."""
-        found: set[int] = set()
-        rest = [k]
-        while rest:
-            new = {j for j in self.body.needs[rest.pop()] if j >= first} - found
-            found |= new
-            rest += new
-        return found
 
     def _is_read_back(self, eqn: Eqn) -> bool:
         """Whether the result of an update is read by an equation that XLA may fuse the update into.
