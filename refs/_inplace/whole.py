@@ -20,7 +20,14 @@ from jax.extend.core import Primitive
 from refs import _jax
 from refs._inplace.atoms import can_pass, is_var, size, type_of
 from refs._inplace.body import Body, renamed, substitute
-from refs._inplace.model import is_buffer, is_computed_once, is_small, needs_fences, unmoved
+from refs._inplace.model import (
+    is_buffer,
+    is_computed_once,
+    is_small,
+    is_update,
+    needs_fences,
+    unmoved,
+)
 from refs._tracing.facts import declare, facts_of
 from refs._types import Atom, Eqn
 
@@ -34,7 +41,7 @@ MOST = 100
 
 
 def begin_overwrites(body: Body) -> None:
-    """Adds the equations that the kernels begin with which overwrite an input."""
+    """Adds the equations that the kernels begin with which overwrite a buffer."""
     kernels = _kernels(body)
     if not kernels:
         return
@@ -92,13 +99,16 @@ def _with_feeders(
 
 
 def _kernels(body: Body) -> dict[Any, list[int]]:
-    """The inputs that are overwritten as a whole, and read beside that; the kernels' equations."""
+    """The buffers that are overwritten as a whole, and read beside that; the kernels' equations.
+
+    They are inputs, or updated already.
+    """
     updated = body.last_updates
     ends = {v for v in (*body.outvars, *updated) if is_buffer(v)}
     types = {*map(type_of, ends)}
     returned = {*filter(is_var, body.outvars)}
     found: dict[Any, list[int]] = {}
-    for v in body.jaxpr.invars:
+    for v in (*body.jaxpr.invars, *(v for e in body.eqns if is_update(e) for v in e.outvars)):
         is_free = is_buffer(v) and type_of(v) in types and v not in returned and v not in updated
         if is_free and needs_fences(v) and can_pass(v):
             kernel = _kernel(body, v, ends, updated)

@@ -100,6 +100,11 @@ def a_product_before_a_row_is_written(n):
     return y
 
 
+def a_row_was_written_before(n):
+    n[3] *= 2
+    n[...] -= n[3]
+
+
 def a_choice_by_a_row(n):
     n[...] = jnp.where(n[3] > 8, n[...] * 2, n[...])
     return n[3]
@@ -138,6 +143,7 @@ ONE = [
     *(a_part_is_returned, a_part_of_the_new, a_part_is_used_and_another_returned, parts_of_both),
     *(twice, a_part_of_what_is_made_on_the_way, then_a_row_of_it, then_a_loop, a_product),
     *(a_sum, a_sum_is_used, a_choice_by_a_row, a_mean),
+    a_row_was_written_before,
     *(a_mean_before_a_row_is_written, a_product_before_a_row_is_written),
 ]
 TWO = [
