@@ -205,6 +205,15 @@ def neighbours(n):
     return n * 0.5 + jnp.roll(n, 1), n[3]
 
 
+def the_old_one_where_the_new_one_says(n, i):
+    new = (n * 0.5).at[i].set(2.0)
+    return new, n[new[i, 0].astype(int)]
+
+
+def a_row_spread_and_turned(n, i):
+    return n - jnp.broadcast_to(n[i], (N, N))[:, ::-1], n[0]
+
+
 def a_long_chain(n, i):
     """Longer than is looked at."""
     first = n[i]
@@ -226,6 +235,7 @@ def keys(n, i):
 
 VALUES = {
     **dict.fromkeys([several_results_of_one, a_long_chain, much_that_was_read, keys], "ni"),
+    **dict.fromkeys([the_old_one_where_the_new_one_says, a_row_spread_and_turned], "ni"),
     **dict.fromkeys([two_in_one_loop, the_two_change_places], "nmi"),
     kernels_that_take_one_another: "bmi",
     a_result_that_needs_the_other: "nm",
