@@ -65,7 +65,7 @@ def fenced(
       eqn: the equation that updates `buffer`.
       buffer: one of its operands.
       passing: values from before the update that are used after it.
-      seen: large values that XLA doesn't repeat: the update only has to wait for them.
+      seen: values that XLA computes once: the update only has to wait for them.
       constant: values that XLA computes before the program runs: no fence can depend on them.
       on_cpu: whether the fence may be a conditional.
       predicate: that of an earlier fence of the body.
