@@ -6,9 +6,8 @@ be, and passes through the fence if not. See `fence` for the fences themselves.
 
 from __future__ import annotations
 
-import functools
+from collections import Counter
 from collections.abc import Container
-from operator import or_
 from typing import Any
 
 from refs import _jax
@@ -70,6 +69,7 @@ class _Fences:
         # The equations that read a buffer that hasn't been updated yet, by buffer; and the reverse.
         self.read: dict[Any, list[int]] = {v: [] for v in self.update_of}
         self.sources: dict[int, list[Atom]] = {}
+        self.last: dict[int, int] = {}
         # A bit for each of these equations that is computed once; and those that each one needs.
         self.bit: dict[int, int] = {}
         self.needed = [0] * len(self.eqns)
@@ -89,14 +89,19 @@ class _Fences:
         passed = [v for v in eqn.invars if is_var(v) and v in self.passed]
         now = substitute(eqn, {v: self.now(v) for v in passed}) if passed else eqn
         buffers = self.updated_by.get(k, ())
+        for j in self.body.needs[k]:
+            self.needed[k] |= self.needed[j]
         if eqn.primitive is overwrite_p:
             self._overwrite(k, now)
         else:
+            times = Counter(filter(is_var, eqn.invars)) if buffers else {}
             for buffer in buffers:
-                now = self._update(k, now, buffer)
+                # Otherwise the old value is used again: XLA copies it.
+                if self.users[buffer][-1] <= k and times[buffer] == 1:
+                    now = self._update(k, now, buffer)
             self.emitted.append(now)
         self._note_reads(k)
-        self.needed[k] = self._needed(k) | self.bit.get(k, 0)
+        self.needed[k] |= self.bit.get(k, 0)
         for buffer in buffers:
             del self.read[buffer]
         if written := [v for v in eqn.outvars if v in self.overlaps]:
@@ -109,8 +114,6 @@ class _Fences:
     def _update(self, k: int, now: Eqn, buffer: Atom) -> Eqn:
         """Emits the fence before an update of a buffer; the update, which may be in the fence."""
         eqn = self.eqns[k]
-        if self.users[buffer][-1] > k or sum(v is buffer for v in eqn.invars) > 1:
-            return now  # The old value is used again: XLA copies it.
         passing, seen = self._cut(k, buffer)
         if not (passing or seen or self._is_read_back(eqn)):
             return now
@@ -170,15 +173,18 @@ class _Fences:
         doesn't need: they only have to be computed before it. There are none if only the update
         itself uses such values.
         """
-        needed = self._needed(k)
+        needed = self.needed[k]
         is_kernel = self.eqns[k].primitive is overwrite_p
         passing: list[Atom] = []
         seen: list[Atom] = []
         for j in self.read[buffer]:
+            once = self.is_once[j]
+            if needed & self.bit[j] if once else self._last(j) < k:
+                continue
             values = [v for v in self.eqns[j].outvars if size(v) and self._last_use(v) >= 0]
-            if not self.is_once[j]:
+            if not once:
                 passing += [v for v in values if self._last_use(v) >= k]
-            elif not needed & self.bit[j]:
+            else:
                 kept = [v for v in values if is_small(v, buffer) and self._last_use(v) >= k]
                 passing += kept
                 if is_kernel and not self._is_reduced(j, buffer):
@@ -196,9 +202,11 @@ class _Fences:
         eqn = self.eqns[k]
         return facts_of(eqn).reduces and size(eqn.invars[0]) == size(buffer)
 
-    def _needed(self, k: int) -> int:
-        """The equations computed once that an equation needs and that read a buffer, as bits."""
-        return functools.reduce(or_, (self.needed[j] for j in self.body.needs[k]), 0)
+    def _last(self, k: int) -> int:
+        """The last equation that uses a result of one."""
+        if k not in self.last:
+            self.last[k] = max(map(self._last_use, self.eqns[k].outvars), default=-1)
+        return self.last[k]
 
     def _last_use(self, v: Atom) -> int:
         """The last equation that uses a value; one after all for a value that is returned."""

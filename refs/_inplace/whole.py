@@ -11,7 +11,7 @@ computes an element of it again rather than keep all of it.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 from jax import lax
@@ -108,9 +108,10 @@ def _kernels(body: Body) -> dict[Any, list[int]]:
     types = {*map(type_of, ends)}
     returned = {*filter(is_var, body.outvars)}
     found: dict[Any, list[int]] = {}
+    is_read = _read_on_the_way(body)
     for v in (*body.jaxpr.invars, *(v for e in body.eqns if is_update(e) for v in e.outvars)):
         is_free = is_buffer(v) and type_of(v) in types and v not in returned and v not in updated
-        if is_free and needs_fences(v) and can_pass(v):
+        if is_free and is_read(v) and needs_fences(v) and can_pass(v):
             kernel = _kernel(body, v, ends, updated)
             if kernel:
                 found[v] = kernel
@@ -123,6 +124,20 @@ def _kernels(body: Body) -> dict[Any, list[int]]:
         return all(k in kernel or k not in own for v in values for k in body.users.get(v, ()))
 
     return {n: kernel for n, kernel in found.items() if is_apart(n)}
+
+
+def _read_on_the_way(body: Body) -> Callable[[Atom], bool]:
+    """Whether anything but one kernel takes a value, or what the kernel makes of it, perhaps."""
+    users = body.users
+    found: set[Any] = set()
+
+    def is_read(v: Atom) -> bool:
+        return v in found or len(users.get(v, ())) > 1
+
+    for eqn in reversed(body.eqns):
+        if not _is_of_elements(eqn) or is_read(eqn.outvars[0]):
+            found.update(filter(is_var, eqn.invars))
+    return is_read
 
 
 def _kernel(body: Body, buffer: Atom, ends: Container[Atom], updated: Container[Atom]) -> list[int]:
