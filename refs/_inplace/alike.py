@@ -27,11 +27,10 @@ from refs._inplace.atoms import can_pass, is_var, literal, shape, size
 from refs._inplace.body import Body, spliced
 from refs._inplace.flatten import inline
 from refs._inplace.model import (
-    filled,
-    is_elementwise,
     operation,
     unmoved,
 )
+from refs._tracing.facts import facts_of
 from refs._types import Atom, Aval, Eqn, Jaxpr, Value
 
 # With more groups of neighbours than that, parts that aren't neighbours are grouped, too.
@@ -63,13 +62,27 @@ def _joins(eqn: Eqn) -> bool:
     )
 
 
+def _filled(eqn: Eqn) -> Atom | None:
+    """The scalar that an equation fills an array with."""
+    is_fill = eqn.primitive is lax.broadcast_in_dim_p and shape(eqn.invars[0]) == ()
+    return eqn.invars[0] if is_fill else None
+
+
+def _is_elementwise(eqn: Eqn) -> bool:
+    """Whether an element of the result depends only on scalars and on elements in its place."""
+    if not facts_of(eqn).elementwise:
+        return False
+    shapes = (), shape(eqn.outvars[0])
+    return all(can_pass(v) and shape(v) in shapes for v in (*eqn.invars, *eqn.outvars))
+
+
 @_jax.once_per_jaxpr
 def _is_elementwise_throughout(jaxpr: Jaxpr) -> bool:
     """Whether a jaxpr consists of operations on elements, with arrays in other shapes."""
     return all(
-        is_elementwise(eqn)
+        _is_elementwise(eqn)
         or unmoved(eqn) is not None
-        or filled(eqn) is not None
+        or _filled(eqn) is not None
         or any(_is_elementwise_throughout(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params))
         for eqn in jaxpr.eqns
     )
@@ -117,12 +130,12 @@ class _Chains:
             if len(shape(out)) == 1 and p["strides"] in (None, (1,)):
                 [start], [stop] = p["start_indices"], p["limit_indices"]
                 self.parts[out] = _Part(eqn.invars[0], start, stop)
-        elif (scalar := filled(eqn)) is not None and shape(out) != ():
+        elif (scalar := _filled(eqn)) is not None and shape(out) != ():
             self.fills[out] = scalar
         elif (array := unmoved(eqn)) is not None:
             if is_var(array):
                 self.unmoved[out] = self.source(array)
-        elif is_elementwise(eqn):
+        elif _is_elementwise(eqn):
             if shape(out) == ():
                 self.scalars[out] = self._number(operation(eqn), *map(self.scalar, eqn.invars))
             if out in only_joined:
@@ -197,7 +210,7 @@ def _used_only_in_chains(body: Body) -> set[Any]:
         for v in eqn.outvars:
             if v not in returned and in_chains.issuperset(consumers.get(v, ())):
                 found.add(v)
-        is_link = is_elementwise(eqn) or unmoved(eqn) is not None
+        is_link = _is_elementwise(eqn) or unmoved(eqn) is not None
         if _joins(eqn) or (is_link and eqn.outvars[0] in found):
             in_chains.add(k)
     return found

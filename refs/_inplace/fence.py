@@ -142,7 +142,9 @@ def before_overwriting(
     tokens = list(seen) or [v for v in passing if can_tell(v) and v not in constant][:1]
     if on_cpu and tokens and all(map(can_tell, tokens)) and all(map(can_pass, passing)):
         eqns, predicate = _predicate_of(tokens, begin)
-        conditional, [flag, *out] = _decided(predicate, _flag_and, passing, begin)
+        conditional, [flag, *out] = _decided(
+            predicate, _conditional, [predicate.flag, *passing], begin
+        )
         made, [behind] = splice(_kept, [flag, buffer], begin)
         eqns = [*eqns, conditional, *made]
     else:
@@ -229,18 +231,8 @@ def _conditional(flag: Value, *passing: Value) -> Sequence[Value]:
     )
 
 
-def _flag_and(flag: Value, *passing: Value) -> Sequence[Value]:
-    """A flag that is true, and the values that pass through the fence."""
-    return lax.cond(
-        flag,
-        lambda passing: (True, *passing),
-        lambda passing: (False, *map(jnp.zeros_like, passing)),
-        passing,
-    )
-
-
 def _kept(flag: Value, x: Value) -> Value:
-    return lax.select(jnp.broadcast_to(flag, x.shape), x, jnp.zeros_like(x))
+    return lax.select(flag, x, jnp.zeros_like(x))
 
 
 def _flag_and_index(*tokens: Value) -> tuple[Value, Value]:

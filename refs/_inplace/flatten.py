@@ -12,7 +12,7 @@ from refs import _jax
 from refs._callbacks.primitives import host_callback_p
 from refs._inplace.atoms import is_var, type_of
 from refs._inplace.body import Body, barrier, renamed, splice, substitute
-from refs._inplace.model import is_add, is_buffer, is_call, needs_fences, unmoved
+from refs._inplace.model import is_add, is_buffer, is_call, is_of_elements, needs_fences
 from refs._tracing.facts import facts_of
 from refs._types import Atom, Eqn, Jaxpr
 
@@ -61,13 +61,14 @@ def _whole(jaxpr: Jaxpr) -> set[Hashable]:
 
 
 @_jax.once_per_jaxpr
-def _is_of_elements(jaxpr: Jaxpr) -> bool:
+def _consists_of_elements(jaxpr: Jaxpr) -> bool:
     """Whether a jaxpr consists of operations on elements, and gives arrays other shapes."""
     return all(
-        facts_of(eqn).elementwise
+        is_of_elements(eqn)
         or eqn.primitive is lax.broadcast_in_dim_p
-        or unmoved(eqn) is not None
-        or (is_call(eqn) and all(_is_of_elements(j.jaxpr) for j in _jax.jaxprs_in(eqn.params)))
+        or (
+            is_call(eqn) and all(_consists_of_elements(j.jaxpr) for j in _jax.jaxprs_in(eqn.params))
+        )
         for eqn in jaxpr.eqns
     )
 
@@ -78,7 +79,7 @@ def _flatten(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
     def is_wanted(called: Jaxpr) -> bool:
         """Also if the call, `jnp.where` for one, may be a part of the kernel that overwrites."""
         is_part = any(type_of(v) in whole for v in called.outvars if is_buffer(v))
-        return is_worth_it(called) or (is_part and _is_of_elements(called))
+        return is_worth_it(called) or (is_part and _consists_of_elements(called))
 
     within = functools.partial(map_jaxprs, fun=lambda inner: flatten(inner, known))
     return inline(jaxpr, is_wanted, within).close()

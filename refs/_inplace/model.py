@@ -30,7 +30,7 @@ from jax.extend.core import Primitive
 from refs import _jax
 from refs._indexing.access import Access, Place
 from refs._indexing.accesses import read_p, update_p
-from refs._inplace.atoms import can_pass, is_same, is_var, number, shape, size
+from refs._inplace.atoms import is_same, is_var, number, shape, size
 from refs._tracing.facts import facts_of
 from refs._types import Atom, Aval, Eqn, Jaxpr
 
@@ -103,18 +103,9 @@ def unmoved(eqn: Eqn) -> Atom | None:
     return eqn.invars[0] if isunmoved else None
 
 
-def filled(eqn: Eqn) -> Atom | None:
-    """The scalar that an equation fills an array with."""
-    is_fill = eqn.primitive is lax.broadcast_in_dim_p and shape(eqn.invars[0]) == ()
-    return eqn.invars[0] if is_fill else None
-
-
-def is_elementwise(eqn: Eqn) -> bool:
-    """Whether an element of the result depends only on scalars and on elements in its place."""
-    if not facts_of(eqn).elementwise:
-        return False
-    shapes = (), shape(eqn.outvars[0])
-    return all(can_pass(v) and shape(v) in shapes for v in (*eqn.invars, *eqn.outvars))
+def is_of_elements(eqn: Eqn) -> bool:
+    """Whether each element of the result is made of those in its place of operands."""
+    return facts_of(eqn).elementwise or unmoved(eqn) is not None
 
 
 def is_call(eqn: Eqn) -> bool:

@@ -16,7 +16,7 @@ from jax import lax
 from refs._indexing.accesses import read_p, update_p
 from refs._inplace.atoms import is_var, shape, size
 from refs._inplace.body import Body
-from refs._inplace.model import has_jaxprs, is_aligned, is_call, is_read, is_update, unmoved
+from refs._inplace.model import has_jaxprs, is_aligned, is_call, is_of_elements, is_read, is_update
 from refs._inplace.whole import overwrite_p
 from refs._tracing.facts import facts_of
 from refs._types import Atom, Eqn
@@ -122,7 +122,7 @@ class _Overlaps:
                 continue  # XLA computes it before the update.
             if is_read(eqn) and is_in_place and is_aligned(eqn, update):
                 continue
-            is_in_place &= facts_of(eqn).elementwise or unmoved(eqn) is not None
+            is_in_place &= is_of_elements(eqn)
             new = {(w, is_in_place) for w in eqn.invars if is_var(w)} - seen
             seen |= new
             rest += new

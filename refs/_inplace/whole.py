@@ -23,10 +23,10 @@ from refs._inplace.body import Body, renamed, substitute
 from refs._inplace.model import (
     is_buffer,
     is_computed_once,
+    is_of_elements,
     is_small,
     is_update,
     needs_fences,
-    unmoved,
 )
 from refs._tracing.facts import declare, facts_of
 from refs._types import Atom, Eqn
@@ -92,7 +92,7 @@ def _with_feeders(
             taken[v] = None
             if v in read and not is_small(v, buffer):
                 maker = body.eqns[body.made_by[v]]
-                is_spread = _is_of_elements(maker) or maker.primitive is lax.broadcast_in_dim_p
+                is_spread = is_of_elements(maker) or maker.primitive is lax.broadcast_in_dim_p
                 if is_spread and not any(is_var(u) and u in values for u in maker.invars):
                     own.append(body.made_by[v])
     return own, taken
@@ -107,11 +107,17 @@ def _kernels(body: Body) -> dict[Any, list[int]]:
     ends = {v for v in (*body.outvars, *updated) if is_buffer(v)}
     types = {*map(type_of, ends)}
     returned = {*filter(is_var, body.outvars)}
+    candidates = [
+        v
+        for v in (*body.jaxpr.invars, *(v for e in body.eqns if is_update(e) for v in e.outvars))
+        if is_buffer(v) and type_of(v) in types and v not in returned and v not in updated
+    ]
+    if not candidates:
+        return {}
     found: dict[Any, list[int]] = {}
     is_read = _read_on_the_way(body)
-    for v in (*body.jaxpr.invars, *(v for e in body.eqns if is_update(e) for v in e.outvars)):
-        is_free = is_buffer(v) and type_of(v) in types and v not in returned and v not in updated
-        if is_free and is_read(v) and needs_fences(v) and can_pass(v):
+    for v in candidates:
+        if is_read(v) and needs_fences(v) and can_pass(v):
             kernel = _kernel(body, v, ends, updated)
             if kernel:
                 found[v] = kernel
@@ -135,7 +141,7 @@ def _read_on_the_way(body: Body) -> Callable[[Atom], bool]:
         return v in found or len(users.get(v, ())) > 1
 
     for eqn in reversed(body.eqns):
-        if not _is_of_elements(eqn) or is_read(eqn.outvars[0]):
+        if not is_of_elements(eqn) or is_read(eqn.outvars[0]):
             found.update(filter(is_var, eqn.invars))
     return is_read
 
@@ -151,7 +157,7 @@ def _kernel(body: Body, buffer: Atom, ends: Container[Atom], updated: Container[
     for v in values:  # It grows.
         for k in body.users.get(v, ()):
             eqn = body.eqns[k]
-            if not _is_of_elements(eqn):
+            if not is_of_elements(eqn):
                 is_read = True
             elif eqn.outvars[0] not in made_by and size(eqn.outvars[0]) == size(buffer):
                 made_by[eqn.outvars[0]] = k
@@ -170,11 +176,6 @@ def _kernel(body: Body, buffer: Atom, ends: Container[Atom], updated: Container[
             waiting += filter(is_var, body.eqns[k].invars)
     is_read |= len(found) < len(made_by)
     return sorted(found) if is_read else []
-
-
-def _is_of_elements(eqn: Eqn) -> bool:
-    """Whether each element of the result is made of those in its place of operands."""
-    return facts_of(eqn).elementwise or unmoved(eqn) is not None
 
 
 def _read_from(body: Body, buffer: Atom, kernel: list[int]) -> Container[Any]:
