@@ -89,7 +89,7 @@ LAYERS = [
         "_inplace.alike",
         *("_inplace.accumulate", "_inplace.branches", "_inplace.nested", "_inplace.rows"),
     ],
-    ["_inplace.normal", "_inplace.predicate"],
+    ["_inplace.normal"],
     ["_inplace.order"],
     ["_inplace.whole"],
     ["_inplace.overlaps"],

@@ -1,4 +1,4 @@
-"""Stage 3: deposits, values put into zeros to be added to a buffer, are added to the buffer itself.
+"""Deposits, values put into zeros to be added to a buffer, are added to the buffer itself.
 
 The transpose of a read is an array of zeros with the cotangent put where the read was, and the
 cotangents of a buffer are added up: `ct + update(zeros, u, i)` costs the whole buffer for each
@@ -11,7 +11,6 @@ is `0.0`). In shorter ones the order is kept: beside a large number small terms 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -28,13 +27,11 @@ from refs._inplace.model import carries, is_add
 from refs._types import Atom, Aval, Eqn, Jaxpr
 
 
-def accumulate(jaxpr: Jaxpr) -> Body:
-    """One level of a jaxpr, with deposits put onto their buffers; its equations in any order."""
-    body = Body(jaxpr)
+def accumulate(body: Body) -> None:
+    """Puts the deposits of one level of a jaxpr onto their buffers."""
     within: dict[Jaxpr, _Sums] = {}
     while _Sums(body, within).rewrite():  # A rewritten sum may be only zeros and deposits now.
-        pass
-    return body
+        body.sort()  # A deposit may stand before what it is put onto.
 
 
 class _Deposit(NamedTuple):
@@ -59,6 +56,7 @@ class _Sums:
         self.uses = _count_uses(body)
         self.new: dict[int, list[Eqn]] = {}  # The equations that replace one.
         self.names: dict[Any, Atom] = {}
+        self.lowest = len(body.eqns)
         self.absorbed: set[int] = set()
         self.deposited: dict[Any, bool] = {}
         for eqn in filter(is_add, body.eqns):
@@ -66,12 +64,6 @@ class _Sums:
             # Of all operands, before a sum is moved into a branch and makes it another one.
             operands = [self.is_deposited(v, 1) for v in eqn.invars]
             self.deposited[out] = all(operands)
-
-    @functools.cached_property
-    def lowest(self) -> int:
-        eqns = self.body.eqns
-        later = (k for k, e in enumerate(eqns) if any(self._maker(v) > k for v in e.invars))
-        return next(later, len(eqns))
 
     def _maker(self, atom: Atom) -> int:
         """The equation that makes a value; -1 if none does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import heapq
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,6 +49,26 @@ class Body:
                 needed.update(filter(is_var, eqn.invars))
                 eqns.append(eqn)
         return self.jaxpr.replace(eqns=eqns[::-1], outvars=self.outvars)
+
+    def sort(self) -> None:
+        """Puts what equations need before them. Otherwise their order stays."""
+        missing = [len({*needs}) for needs in self.needs]
+        after: list[list[int]] = [[] for _ in self.eqns]
+        for k, needs in enumerate(self.needs):
+            for j in {*needs}:
+                after[j].append(k)
+        order: list[int] = []
+        ready = [k for k, n in enumerate(missing) if n == 0]
+        while ready:
+            k = heapq.heappop(ready)
+            order.append(k)
+            for j in after[k]:
+                missing[j] -= 1
+                if missing[j] == 0:
+                    heapq.heappush(ready, j)
+        assert len(order) == len(self.eqns), "an equation needs its own result"
+        if order != [*range(len(order))]:
+            self.eqns = [self.eqns[k] for k in order]
 
     @functools.cached_property
     def made_by(self) -> dict[Any, int]:

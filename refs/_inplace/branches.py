@@ -1,112 +1,277 @@
-"""Stage 4: branches that update buffers do so one after the other, each in its own conditional.
+"""On CPUs: branches that update buffers do so one after the other, step by step.
 
-XLA updates a buffer in place if one branch updates it and the others return it as it is. If several
-branches update it, or different branches different buffers, XLA copies: jaxlib < 0.11 always, later
-ones where branches do more than one thing. So `switch(k, A, B)` becomes `if k == 0: A` and then
-`if k == 1: B`.
+XLA updates a buffer in place if one branch updates it, and nothing reads it afterwards in there,
+and the other branches return it as it is. If several branches update it, or others read it, XLA
+copies (line 6 of `model`). So `w, y = switch(k, A, B, C)`, where `A` and `B` update `w`, becomes
+
+    y = switch(k, zeros, zeros, C)
+    w, y = cond(k == 0, A, as_they_are, w, y)
+    w, y = cond(k == 1, B, as_they_are, w, y)
+
+A branch that reads what it has written has a conditional for each step. All that needs no update is
+its first step, with the updates that need no other; its second what needs these; and so on. Small
+values are passed on.
 """
 
 from __future__ import annotations
 
-import functools
-from operator import or_
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
 from refs._inplace.atoms import can_pass, is_var, size
-from refs._inplace.body import Body, splice, zeros
-from refs._inplace.model import common, is_buffer, may_update, roots
-from refs._types import Eqn, Jaxpr, Value
+from refs._inplace.body import Body, renamed, splice, substitute, zeros
+from refs._inplace.model import common, continued, is_buffer, is_small, may_update, roots
+from refs._types import Atom, Eqn, Jaxpr, Value
+
+# The most conditionals that one branch becomes.
+MOST_STEPS = 8
+
+
+class _Outputs(NamedTuple):
+    """The positions of a conditional's outputs."""
+
+    buffers: dict[int, int]  # operands, perhaps updated: the position of the operand
+    others: list[int]
+
+
+class _Step(NamedTuple):
+    """A part of a branch: equations, the buffers after them by output, and further results."""
+
+    eqns: Sequence[Eqn]
+    after: dict[int, Any]
+    results: list[Any]
+
+
+class _Choice(NamedTuple):
+    """What a branch of a new conditional is."""
+
+    invars: Sequence[Any]
+    eqns: Sequence[Eqn]
+    outvars: Sequence[Any]
+
+    def taken(self) -> list[int]:
+        """The positions of the inputs that it takes."""
+        atoms = {v for v in self.outvars if is_var(v)}
+        atoms.update(v for eqn in self.eqns for v in eqn.invars if is_var(v))
+        return [k for k, v in enumerate(self.invars) if v in atoms]
 
 
 def split_branches(body: Body) -> None:
     """Splits the conditionals of one level of a jaxpr, where that saves a copy."""
+    if not any(eqn.primitive is _jax.cond_p for eqn in body.eqns):
+        return
     eqns: list[Eqn] = []
+    names: dict[Any, Atom] = {}
     for eqn in body.eqns:
-        buffers = _buffers(eqn) if eqn.primitive is _jax.cond_p else {}
-        eqns += _split(eqn, buffers) if buffers else [eqn]
-    body.eqns = eqns
+        eqn = substitute(eqn, names)
+        made, results = _split(eqn) if eqn.primitive is _jax.cond_p else ([eqn], [])
+        eqns += made
+        names.update(zip(eqn.outvars, results, strict=False))
+    body.eqns, body.outvars = eqns, renamed(body.outvars, names)
 
 
-def _buffers(eqn: Eqn) -> dict[int, int]:
-    """The outputs that are operands, updated; empty if there is nothing to split.
-
-    Each output's position -> the position of the operand among the inputs of the branches.
-    """
-    branches = [_jax.as_closed(b) for b in eqn.params["branches"]]
-    if eqn.effects or len(eqn.params) > 1 or any(b.consts for b in branches):
-        return {}
-    jaxprs = [b.jaxpr for b in branches]
-    inputs = common(map(roots, jaxprs))
-    buffers = {
-        o: k
-        for o, (out, k) in enumerate(zip(eqn.outvars, inputs, strict=True))
-        if k is not None and is_buffer(out)
-    }
-    is_simple = _jax.xla_copies_less and len(buffers) == 1 and all(map(_does_one_thing, jaxprs))
-    if is_simple and not any(returns_what_it_reads(j, buffers) for j in jaxprs):
-        return {}
-    changing = sum(any(j.outvars[o] is not j.invars[k] for o, k in buffers.items()) for j in jaxprs)
-    others = [v for o, v in enumerate(eqn.outvars) if o not in buffers]
+def _split(eqn: Eqn) -> tuple[list[Eqn], list[Atom]]:
+    """The conditionals that one becomes, and its results; it itself if there is nothing to do."""
+    stays: tuple[list[Eqn], list[Atom]] = [eqn], []
+    closed = [_jax.as_closed(b) for b in eqn.params["branches"]]
+    if eqn.effects or len(eqn.params) > 1 or any(b.consts for b in closed):
+        return stays
+    jaxprs = [b.jaxpr for b in closed]
+    inputs = dict(enumerate(common(map(roots, jaxprs))))
+    buffers = {o: k for o, k in inputs.items() if k is not None and is_buffer(eqn.outvars[o])}
+    outputs = _Outputs(buffers, [o for o in inputs if o not in buffers])
+    steps = {b: _steps(j, outputs) for b, j in enumerate(jaxprs) if _updates(j, buffers)}
+    others = [eqn.outvars[o] for o in outputs.others]
+    is_worth_it = _are_copied(jaxprs, buffers, steps)
     is_cheap = 2 * sum(map(size, others)) <= sum(size(eqn.outvars[o]) for o in buffers)
     is_once = len({*buffers.values()}) == len(buffers)
-    return buffers if changing > 1 and is_cheap and is_once and all(map(can_pass, others)) else {}
+    if not (is_worth_it and is_cheap and is_once and all(map(can_pass, others))):
+        return stays
+    return _in_turn(eqn, jaxprs, outputs, steps)
 
 
-def _does_one_thing(jaxpr: Jaxpr) -> bool:
-    return sum(map(may_update, jaxpr.eqns)) <= 1
+def _updates(jaxpr: Jaxpr, buffers: dict[int, int]) -> bool:
+    return any(jaxpr.outvars[o] is not jaxpr.invars[k] for o, k in buffers.items())
 
 
-def returns_what_it_reads(jaxpr: Jaxpr, buffers: dict[int, int]) -> bool:
-    """Whether a branch makes an output of a buffer, other than that buffer, updated.
+def _are_copied(
+    jaxprs: Sequence[Jaxpr], buffers: dict[int, int], steps: dict[int, list[_Step]]
+) -> bool:
+    """Whether XLA copies a buffer that branches update, but not if they do so by steps, in turn."""
+    if len(steps) > 1:
+        do_one_thing = all(sum(map(may_update, j.eqns)) <= 1 for j in jaxprs)
+        is_simple = _jax.xla_copies_less and len(buffers) == 1 and do_one_thing
+        if not is_simple or any(_returns_what_it_reads(j, buffers) for j in jaxprs):
+            return True
+    are_read = any(_reads(j, buffers) for b, j in enumerate(jaxprs) if b not in steps)
+    return (bool(steps) and are_read) or any(len(of_branch) > 1 for of_branch in steps.values())
 
-    `buffers`: the outputs that are buffers, and their positions among the inputs.
-    """
-    # Sets of buffers, as bits.
-    made_of: dict[Any, int] = {jaxpr.invars[k]: 1 << o for o, k in buffers.items()}
+
+def _reads(jaxpr: Jaxpr, buffers: dict[int, int]) -> bool:
+    taken = {v for eqn in jaxpr.eqns for v in eqn.invars if is_var(v)}
+    return any(jaxpr.invars[k] in taken for k in buffers.values())
+
+
+def _returns_what_it_reads(jaxpr: Jaxpr, buffers: dict[int, int]) -> bool:
+    """Whether a branch makes an output of a buffer, other than that buffer, updated."""
+    made_of: dict[Any, int] = {jaxpr.invars[k]: 1 << o for o, k in buffers.items()}  # as bits
     for eqn in jaxpr.eqns:
-        sources = (made_of.get(v, 0) for v in filter(is_var, eqn.invars))
-        made_of.update(dict.fromkeys(eqn.outvars, functools.reduce(or_, sources, 0)))
+        found = 0
+        for v in filter(is_var, eqn.invars):
+            found |= made_of.get(v, 0)
+        made_of.update(dict.fromkeys(eqn.outvars, found))
     return any(made_of.get(v, 0) & ~(1 << o) for o, v in enumerate(jaxpr.outvars) if is_var(v))
 
 
-def _split(eqn: Eqn, buffers: dict[int, int]) -> list[Eqn]:
-    """A conditional for each branch; outputs that are no buffers are passed through all of them."""
+# --- Steps ---
+
+
+def _steps(jaxpr: Jaxpr, outputs: _Outputs) -> list[_Step]:
+    """The steps of a branch: none takes what a later one makes, or a buffer as it was earlier.
+
+    It is one step if there would be too many, or if they would have to pass on a large value.
+    """
+    body = Body(jaxpr)
+    last = {o: jaxpr.outvars[o] for o in outputs.buffers}
+    results = [jaxpr.outvars[o] for o in outputs.others]
+    whole = [_Step(jaxpr.eqns, last, results)]
+    updated = _updated(body, last)
+    numbers = _numbers(body, updated)
+    older = ({*updated} | {jaxpr.invars[k] for k in outputs.buffers.values()}) - {*last.values()}
+    if not numbers or any(v in older for v in results if is_var(v)):
+        return whole
+    n_steps = 1 + max(numbers)
+    until = {v: max(numbers[k] for k in users) for v, users in body.users.items()}
+    until |= {v: n_steps for v in results if is_var(v)}
+    smallest = min(last.values(), key=size)
+    after = {o: jaxpr.invars[k] for o, k in outputs.buffers.items()}
+    steps: list[_Step] = []
+    for n in range(n_steps):
+        eqns = [eqn for eqn, number in zip(jaxpr.eqns, numbers, strict=True) if number == n]
+        made = [v for eqn in eqns for v in eqn.outvars]
+        after = after | {updated[v][0]: v for v in made if v in updated}
+        passed = [v for v in made if v not in updated and until.get(v, 0) > n]
+        steps.append(_Step(eqns, after, passed if n < n_steps - 1 else results))
+    passed = [v for step in steps[:-1] for v in step.results]
+    return steps if all(can_pass(v) and is_small(v, smallest) for v in passed) else whole
+
+
+def _updated(body: Body, last: dict[int, Any]) -> dict[Any, tuple[int, Any]]:
+    """What the updates of buffers make: the buffer's output, and the buffer before the update.
+
+    `last`: the buffers after all updates, by output.
+    """
+    found: dict[Any, tuple[int, Any]] = {}
+    for o, v in last.items():
+        while v in body.made_by:
+            eqn = body.eqns[body.made_by[v]]
+            [k] = (k for out, k in zip(eqn.outvars, continued(eqn), strict=False) if out is v)
+            assert k is not None
+            found[v] = o, eqn.invars[k]
+            v = eqn.invars[k]
+    return found
+
+
+def _numbers(body: Body, updated: dict[Any, tuple[int, Any]]) -> list[int]:
+    """The number of the step to which each equation belongs; none if there are too many steps.
+
+    What takes a buffer that has been updated comes a step later, but for the next update; and that
+    not before any step that takes the buffer. There is no end to it where a true second use of a
+    buffer needs an update of it.
+    """
+    waits: list[list[tuple[int, bool]]] = []  # the equations, and whether for the step after theirs
+    for k, eqn in enumerate(body.eqns):
+        before = [updated[v][1] for v in eqn.outvars if v in updated]
+        of_eqn = [(j, False) for v in before for j in body.users[v] if j != k]
+        for v in filter(is_var, eqn.invars):
+            if v in body.made_by:
+                of_eqn.append((body.made_by[v], v in updated and v not in before))
+        waits.append(of_eqn)
+    numbers, old = [0] * len(waits), list[int]()
+    while numbers != old:
+        old = [*numbers]
+        for k, of_eqn in enumerate(waits):
+            numbers[k] = max((numbers[j] + is_later for j, is_later in of_eqn), default=0)
+        if max(numbers) >= MOST_STEPS:
+            return []
+    return numbers
+
+
+# --- Conditionals ---
+
+
+def _in_turn(
+    eqn: Eqn, jaxprs: Sequence[Jaxpr], outputs: _Outputs, steps: dict[int, list[_Step]]
+) -> tuple[list[Eqn], list[Atom]]:
+    """A conditional of the branches that update nothing, one for each step; and the results."""
+    buffers, others = outputs
     index, *operands = eqn.invars
-    others = [o for o in range(len(eqn.outvars)) if o not in buffers]
-    made, values = splice(zeros, [eqn.outvars[o] for o in others], eqn)
-    eqns = list(made)
-    branches = eqn.params["branches"]
-    for k, branch in enumerate(branches):
-        jaxpr = _jax.as_closed(branch).jaxpr
-        more = [_jax.new_var(eqn.outvars[o].aval) for o in others]
-        passed = dict(zip(others, more, strict=True))
-        invars = [*jaxpr.invars, *more]
-        kept = [
-            jaxpr.invars[buffers[o]] if o in buffers else passed[o] for o in range(len(eqn.outvars))
+    eqns, values = splice(zeros, [eqn.outvars[o] for o in others], eqn)
+    more = [_jax.new_var(eqn.outvars[o].aval) for o in others]  # the values, in a branch
+
+    def decide(index: Atom, atoms: Sequence[Atom], choices: Sequence[_Choice]) -> Sequence[Atom]:
+        eqns.append(_conditional(eqn, index, atoms, choices))
+        return eqns[-1].outvars
+
+    if others and len(steps) < len(jaxprs):
+        choices = [
+            _Choice([*j.invars, *more], [], more)
+            if b in steps
+            else _Choice([*j.invars, *more], j.eqns, [j.outvars[o] for o in others])
+            for b, j in enumerate(jaxprs)
         ]
-        made, [chosen] = splice(_is_chosen, [index], eqn, branch=k)
-        is_last = k == len(branches) - 1
-        outvars = eqn.outvars if is_last else [_jax.new_var(v.aval) for v in eqn.outvars]
-        choices = (
-            _jax.with_equations(branch, lambda j: j.replace(invars=invars, eqns=[], outvars=kept)),  # noqa: B023
-            _jax.with_equations(branch, lambda j: j.replace(invars=invars)),  # noqa: B023
-        )
+        values = decide(index, [*operands, *values], choices)
+    for b, of_branch in steps.items():
+        made, [is_chosen] = splice(_is_chosen, [index], eqn, branch=b)
         eqns += made
-        eqns.append(
-            eqn.replace(
-                invars=[chosen, *operands, *values],
-                outvars=list(outvars),
-                params={**eqn.params, "branches": choices},
+        inputs = [*jaxprs[b].invars, *more]
+        now: dict[Any, Atom] = dict(zip(inputs, [*operands, *values], strict=True))
+        before = {o: jaxprs[b].invars[k] for o, k in buffers.items()}
+        for step in of_branch:
+            written = [o for o in buffers if step.after[o] is not before[o]]
+            old, new = ([of_step[o] for o in written] for of_step in (before, step.after))
+            # The values pass each step: an update that needs the readers' has no fence for these.
+            is_last = step is of_branch[-1]
+            passed = [] if is_last else step.results
+            made, instead = splice(zeros, passed, eqn)
+            kept = _Choice([*now], made, [*old, *instead, *more])
+            chosen = _Choice([*now], step.eqns, [*new, *step.results, *([] if is_last else more)])
+            now |= zip(
+                [*new, *passed, *more],
+                decide(is_chosen, [*now.values()], [kept, chosen]),
+                strict=True,
             )
+            before = step.after
+        values = [now[v] for v in more]
+        for o, k in buffers.items():
+            operands[k] = now[before[o]]
+    found = {o: operands[k] for o, k in buffers.items()} | dict(zip(others, values, strict=True))
+    return eqns, [found[o] for o in range(len(eqn.outvars))]
+
+
+def _conditional(
+    like: Eqn, index: Atom, operands: Sequence[Atom], choices: Sequence[_Choice]
+) -> Eqn:
+    """A conditional without operands that no branch takes."""
+    kept = sorted({k for choice in choices for k in choice.taken()})
+    first = like.params["branches"][0]
+
+    def branch(choice: _Choice) -> Any:
+        invars = [choice.invars[k] for k in kept]
+        return _jax.with_equations(
+            first,
+            lambda j: j.replace(invars=invars, eqns=[*choice.eqns], outvars=[*choice.outvars]),
         )
-        values = [outvars[o] for o in others]
-        for o, position in buffers.items():
-            operands[position] = outvars[o]
-    return eqns
+
+    return like.replace(
+        invars=[index, *(operands[k] for k in kept)],
+        outvars=[_jax.new_var(v.aval) for v in choices[0].outvars],
+        params={**like.params, "branches": tuple(map(branch, choices))},
+    )
 
 
 def _is_chosen(index: Value, *, branch: int) -> Value:

@@ -1,4 +1,4 @@
-"""Stage 8: fences between the reads of a buffer and its update, where XLA would repeat the reads.
+"""Fences between the reads of a buffer and its update, where XLA would repeat the reads.
 
 The equations are in order: a value read from a buffer is used before the buffer's update if it can
 be, and passes through the fence if not. See `fence` for the fences themselves.

@@ -1,4 +1,4 @@
-"""Stage 0: calls are inlined where there is something to order in them."""
+"""Calls are inlined where there is something to order in them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,39 @@ from refs._types import Atom, Eqn, Jaxpr
 LONGEST = 50_000
 
 
-def flatten(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
-    """The jaxpr, and those of its loops and branches, without calls that hide an update.
+def flatten(body: Body) -> None:
+    """Inlines the calls of one level of a jaxpr that hide an update."""
+    whole = _whole(body.jaxpr)
 
-    Returns the very same jaxpr where nothing in it is ever updated. `known` are the jaxprs seen
-    in this pass and their results, by id: loops and calls often share one.
+    def is_wanted(called: Jaxpr) -> bool:
+        """Also if the call, `jnp.where` for one, may be a part of the kernel that overwrites."""
+        is_part = any(type_of(v) in whole for v in called.outvars if is_buffer(v))
+        return is_worth_it(called) or (is_part and _consists_of_elements(called))
+
+    flat = inline(body.jaxpr, is_wanted)
+    body.eqns, body.outvars = flat.eqns, flat.outvars
+
+
+def at_each_level(
+    jaxpr: Jaxpr, stage: Callable[[Body], None], is_wanted: Callable[[Jaxpr], bool]
+) -> Jaxpr:
+    """The jaxpr, rewritten by a stage; and so those of its calls, loops and branches, if wanted.
+
+    It goes from the outside to the inside. Loops and calls that share a jaxpr share the new one.
     """
-    if id(jaxpr) not in known:
-        known[id(jaxpr)] = jaxpr, _flatten(jaxpr, known) if is_worth_it(jaxpr) else jaxpr
-    return known[id(jaxpr)][1]
+    known: dict[int, tuple[Jaxpr, Jaxpr]] = {}  # The jaxprs, too, or others might get their ids.
+
+    def at(jaxpr: Jaxpr) -> Jaxpr:
+        if not is_wanted(jaxpr):
+            return jaxpr
+        if id(jaxpr) not in known:
+            body = Body(jaxpr)
+            stage(body)
+            body.eqns = [map_inner(eqn, at) for eqn in body.eqns]
+            known[id(jaxpr)] = jaxpr, body.close()
+        return known[id(jaxpr)][1]
+
+    return at(jaxpr)
 
 
 @_jax.once_per_jaxpr
@@ -71,18 +95,6 @@ def _consists_of_elements(jaxpr: Jaxpr) -> bool:
         )
         for eqn in jaxpr.eqns
     )
-
-
-def _flatten(jaxpr: Jaxpr, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
-    whole = _whole(jaxpr)
-
-    def is_wanted(called: Jaxpr) -> bool:
-        """Also if the call, `jnp.where` for one, may be a part of the kernel that overwrites."""
-        is_part = any(type_of(v) in whole for v in called.outvars if is_buffer(v))
-        return is_worth_it(called) or (is_part and _consists_of_elements(called))
-
-    within = functools.partial(map_jaxprs, fun=lambda inner: flatten(inner, known))
-    return inline(jaxpr, is_wanted, within).close()
 
 
 def inline(

@@ -197,13 +197,13 @@ def roots(jaxpr: Jaxpr) -> list[int | None]:
     """The position of the input that each output is, after updates; None if it is none."""
     root: dict[Any, int | None] = {v: k for k, v in enumerate(jaxpr.invars)}
     for eqn in jaxpr.eqns:
-        for out, k in zip(eqn.outvars, _continued(eqn), strict=False):
+        for out, k in zip(eqn.outvars, continued(eqn), strict=False):
             v = None if k is None else eqn.invars[k]
             root[out] = root.get(v) if is_var(v) else None
     return [root.get(v) if is_var(v) else None for v in jaxpr.outvars]
 
 
-def _continued(eqn: Eqn) -> Sequence[int | None]:
+def continued(eqn: Eqn) -> Sequence[int | None]:
     """The positions of the operands that the first results of an equation are, updated."""
     if is_update(eqn):
         return [0]

@@ -1,4 +1,4 @@
-"""Stage 1: lax's slices, and the gathers and scatters of a few rows, become accesses.
+"""Lax's slices, and the gathers and scatters of a few rows, become accesses.
 
 A program over refs consists of accesses already (`refs._indexing.accesses`): this is for JAX's own
 operations in it, and for functions without refs. So the stages after it know one kind of read and
@@ -8,7 +8,6 @@ puts back what was there where a mask is false, and equal computations of indice
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Hashable
 from typing import Any
 
@@ -20,10 +19,9 @@ from refs._indexing.access import Access, Along, Place, Start
 from refs._indexing.accesses import read_p, update_p
 from refs._inplace.atoms import is_like, is_var, literal, shape
 from refs._inplace.body import Body, renamed, replaced, splice, substitute
-from refs._inplace.flatten import map_inner
 from refs._inplace.model import is_add, is_aligned, is_set, operation
 from refs._inplace.rows import are_few, read_row_by_row
-from refs._types import Atom, Eqn, Jaxpr, Value
+from refs._types import Atom, Eqn, Value
 
 # What indices are made with, once for each read and once for each update.
 _OF_INDICES = {
@@ -33,23 +31,16 @@ _OF_INDICES = {
 }
 
 
-def normal(jaxpr: Jaxpr, is_one_cpu: bool, known: dict[int, tuple[Jaxpr, Jaxpr]]) -> Jaxpr:
-    """The jaxpr, and those in it, with accesses.
+def normal(body: Body, is_one_cpu: bool) -> None:
+    """Turns operations of one level of a jaxpr into accesses.
 
-    `known` are the jaxprs seen in this pass and their results, by id. `is_one_cpu`: a few rows are
-    best read and written one by one.
+    `is_one_cpu`: a few rows are best read and written one by one.
     """
-    if id(jaxpr) not in known:
-        body = Body(jaxpr)
-        body.eqns = [new for eqn in body.eqns for new in _as_accesses(eqn, is_one_cpu)]
-        _merge_indices(body)
-        _Own(body).run()
-        if is_one_cpu:
-            read_row_by_row(body)
-        inside = functools.partial(normal, is_one_cpu=is_one_cpu, known=known)
-        body.eqns = [map_inner(eqn, inside) for eqn in body.eqns]
-        known[id(jaxpr)] = jaxpr, body.close()
-    return known[id(jaxpr)][1]
+    body.eqns = [new for eqn in body.eqns for new in _as_accesses(eqn, is_one_cpu)]
+    _merge_indices(body)
+    _Own(body).run()
+    if is_one_cpu:
+        read_row_by_row(body)
 
 
 def _merge_indices(body: Body) -> None:

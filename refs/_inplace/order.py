@@ -1,4 +1,4 @@
-"""Stage 7: an order in which the readers of a buffer come before its update.
+"""An order in which the readers of a buffer come before its update.
 
 For each buffer the last of its updates is the one that can be in place: from then on the old value
 must be dead. So the buffer's readers are put before the update. The users of a small value that was
@@ -31,8 +31,8 @@ ROOM, LESS = 2048, 12
 
 def order(body: Body) -> None:
     """Puts the equations of a body in an order for updates in place."""
+    body.sort()
     schedule = _Schedule(body)
-    schedule.sort()
     for buffer, update in schedule.updates.items():
         schedule.put_readers_first(buffer, update)
         schedule.put_users_last(buffer, update)
@@ -60,25 +60,7 @@ class _Schedule:
         self.before = [[*before] for before in body.needs]
         self.place = [0] * len(self.eqns)
         self.room = [0] * len(self.eqns)
-
-    def sort(self) -> None:
-        """Orders the equations as in the program, operands first."""
-        missing = [len({*before}) for before in self.before]
-        after: list[list[int]] = [[] for _ in self.eqns]
-        for k, before in enumerate(self.before):
-            for j in {*before}:
-                after[j].append(k)
-        order: list[int] = []
-        ready = [k for k, n in enumerate(missing) if n == 0]
-        while ready:
-            k = heapq.heappop(ready)
-            order.append(k)
-            for j in after[k]:
-                missing[j] -= 1
-                if missing[j] == 0:
-                    heapq.heappush(ready, j)
-        assert len(order) == len(self.eqns), "an equation needs its own result"
-        self._number(order)
+        self._number(range(len(self.eqns)))
 
     def order(self) -> list[int]:
         """The equations in the order found."""

@@ -1,4 +1,4 @@
-"""Stage 5, on one CPU: a few rows of a large array are written one by one; `normal` reads so.
+"""On one CPU: a few rows of a large array are written one by one; `normal` reads so.
 
 XLA on CPU distributes a gather from a large array, and a scatter into one, over its threads,
 however few elements it touches: that costs 4 µs. With JAX 0.10.2 a gather of 4 rows from a small

@@ -1,4 +1,4 @@
-"""Stage 9, on one CPU: many slices of one buffer are taken at places that XLA doesn't know.
+"""On one CPU: many slices of one buffer are taken at places that XLA doesn't know.
 
 XLA compiles equal kernels once: those of the layers of a network, for one. But a kernel that takes
 a slice has the slice's place in it, so the kernels of layers whose parameters are slices of one

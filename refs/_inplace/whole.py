@@ -1,4 +1,4 @@
-"""Stage 6: where a buffer is overwritten as a whole, the overwriting begins with an equation.
+"""Where a buffer is overwritten as a whole, the overwriting begins with an equation.
 
 `n = n * 0.5` is no update to XLA, but a kernel with a result of its own, which it puts into the
 memory of `n` if nothing reads `n` later. Here the kernel gets an equation that it starts from,

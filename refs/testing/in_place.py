@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jaxlib
 
 from refs import _jax
 from refs._explain.hlo import Module, Move
@@ -105,16 +104,9 @@ def assert_in_place(
     if wrong:
         kinds = {move.is_collective for moves in found.values() for move in moves}
         advice = [text for kind, text in ADVICE.items() if kind in kinds]
-        error = AssertionError(
+        raise AssertionError(
             f"{_name(fun)} is not in place: {'; '.join(wrong)}. {' '.join(advice)}".strip()
         )
-        if not _jax.xla_copies_less:  # pragma: no cover, JAX before 0.11.2
-            error.add_note(
-                f"If that isn't it, jaxlib {jaxlib.__version__} is: it copies what a branch reads "
-                "after it has written it, and where large parts are read. Upgrade to 0.11.2 or "
-                "newer."
-            )
-        raise error
 
 
 def _updated(

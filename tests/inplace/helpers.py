@@ -7,6 +7,8 @@ import numpy as np
 
 import refs
 from refs._inplace import rewrite
+from refs._inplace.flatten import at_each_level
+from refs._inplace.normal import normal
 
 # The tests' arrays are small; copies of less than 64 floats aren't prevented.
 assert_in_place = functools.partial(refs.testing.assert_in_place, smaller_than=256)
@@ -15,6 +17,11 @@ assert_in_place = functools.partial(refs.testing.assert_in_place, smaller_than=2
 def primitives(jaxpr):
     """The names of a jaxpr's operations, in order."""
     return [eqn.primitive.name for eqn in jaxpr.eqns]
+
+
+def normal_form(jaxpr, is_one_cpu=False):
+    """The jaxpr, and those in it, with accesses."""
+    return at_each_level(jaxpr, lambda body: normal(body, is_one_cpu), lambda _: True)
 
 
 def rewritten(fun, *args):

@@ -6,7 +6,6 @@ reads what XLA made of it. What programs mean is held elsewhere: these are not r
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import pytest
 from jax import lax
 
@@ -18,7 +17,6 @@ from tests.inplace.helpers import assert_in_place
 pytestmark = pytest.mark.as_released
 
 N = 10_000
-IS_OLD = jaxlib.version.__version_info__ < (0, 11, 2)
 
 
 def loop(step):
@@ -349,8 +347,6 @@ def lanes_that_end_at_different_times(r):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_in_place(name):
     fun, shapes = PROGRAMS[name]
-    if fun is branches_that_return and IS_OLD:
-        pytest.skip("see test_an_old_jaxlib_is_named")
     assert_in_place(fun, *(refs.new_ref(jnp.ones(s)) for s in shapes))
 
 
@@ -382,12 +378,6 @@ def test_what_has_to_be_copied_is_found():
 
     with pytest.raises(AssertionError, match=r"10,000 elements of float32, as many as ref `r`"):
         assert_in_place(keeps_the_old_value)
-
-
-@pytest.mark.skipif(not IS_OLD, reason="newer ones don't copy here")
-def test_an_old_jaxlib_is_named():
-    with pytest.raises(AssertionError, match=r"Upgrade to 0\.11\.2 or newer"):
-        assert_in_place(branches_that_return, refs.new_ref(jnp.ones(N)))
 
 
 def test_nothing_to_check():

@@ -11,7 +11,6 @@ from jax import lax
 import refs
 from refs._indexing.accesses import read_p, update_p
 from refs._inplace import normal, rows
-from refs._inplace.normal import normal as in_accesses
 from tests.inplace.helpers import assert_in_place, rewritten
 
 pytestmark = pytest.mark.as_released
@@ -99,7 +98,7 @@ ALL = [element, row, block, twice, all_lanes_alike, and_returned, and_the_select
 def test_lanes(step, is_masked, batches):
     fun = jax.vmap(step)
     rewritten(fun, X, PLACES, MASK)
-    new = in_accesses(jax.make_jaxpr(fun)(X, PLACES, MASK).jaxpr, True, {})
+    new = normal_form(jax.make_jaxpr(fun)(X, PLACES, MASK).jaxpr, is_one_cpu=True)
     assert {*are_masked(new)} == {is_masked}
     # A read that is needed besides stays.
     reads = [e for e in new.eqns if e.primitive is read_p]
@@ -115,7 +114,7 @@ def test_rows_that_may_be_one_row_are_selected(batches):
         dims = lax.ScatterDimensionNumbers((1, 2), (), (0,))
         return lax.scatter(x, places[:, None], rows, dims, mode="clip")
 
-    new = in_accesses(jax.make_jaxpr(fun)(X[0], PLACES, MASK).jaxpr, True, {})
+    new = normal_form(jax.make_jaxpr(fun)(X[0], PLACES, MASK).jaxpr, is_one_cpu=True)
     assert are_masked(new) == [False]
     rewritten(fun, X[0], PLACES, MASK)
 

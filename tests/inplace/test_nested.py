@@ -10,7 +10,7 @@ from jax import lax
 
 import refs
 from refs._inplace.nested import keep_slices_apart
-from refs._inplace.normal import normal
+from tests.inplace.helpers import normal_form
 
 pytestmark = pytest.mark.as_released
 
@@ -52,7 +52,7 @@ PROGRAMS = {
 def test_slices_of_slices(name):
     fun, barriers = PROGRAMS[name]
     closed = jax.make_jaxpr(fun)(X, 0, 0)
-    kept = keep_slices_apart(normal(closed.jaxpr, False, {}))
+    kept = keep_slices_apart(normal_form(closed.jaxpr))
     assert str(kept).count("optimization_barrier") == barriers
     for i, k in ((0, 0), (70, 49), (2, 5)):
         # The places are moved into bounds of the inner slice, whatever lies beyond.
