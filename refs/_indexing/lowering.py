@@ -69,7 +69,7 @@ def update_in_lax(
 
 def _apart(x: Value, on_several: bool) -> Value:
     """`x`, of which XLA doesn't see how it was made, where it would go wrong."""
-    return lax.optimization_barrier(x) if on_several and _jax.xla_confuses_rows else x
+    return lax.optimization_barrier(x) if on_several and _jax.xla_merges_slices else x
 
 
 def _chosen(flags: Value, new: Value, old: Value, access: Access) -> Value:

@@ -1,8 +1,8 @@
 """On CPUs: branches that update buffers do so one after the other, step by step.
 
-XLA updates a buffer in place if one branch updates it, and nothing reads it afterwards in there,
-and the other branches return it as it is. If several branches update it, or others read it, XLA
-copies (line 6 of `model`). So `w, y = switch(k, A, B, C)`, where `A` and `B` update `w`, becomes
+XLA updates a buffer in place if a conditional has two branches, the second one updates it at its
+end, and the first one returns it as it is. Otherwise some versions copy it (line 6 of `model`). So
+`w, y = switch(k, A, B, C)`, where `A` and `B` update `w`, becomes
 
     y = switch(k, zeros, zeros, C)
     w, y = cond(k == 0, A, as_they_are, w, y)
@@ -24,7 +24,7 @@ from jax import lax
 from refs import _jax
 from refs._inplace.atoms import can_pass, is_var, size
 from refs._inplace.body import Body, renamed, splice, substitute, zeros
-from refs._inplace.model import common, continued, is_buffer, is_small, may_update, roots
+from refs._inplace.model import common, continued, is_buffer, is_small, roots
 from refs._types import Atom, Eqn, Jaxpr, Value
 
 # The most conditionals that one branch becomes.
@@ -101,30 +101,15 @@ def _updates(jaxpr: Jaxpr, buffers: dict[int, int]) -> bool:
 def _are_copied(
     jaxprs: Sequence[Jaxpr], buffers: dict[int, int], steps: dict[int, list[_Step]]
 ) -> bool:
-    """Whether XLA copies a buffer that branches update, but not if they do so by steps, in turn."""
-    if len(steps) > 1:
-        do_one_thing = all(sum(map(may_update, j.eqns)) <= 1 for j in jaxprs)
-        is_simple = _jax.xla_copies_less and len(buffers) == 1 and do_one_thing
-        if not is_simple or any(_returns_what_it_reads(j, buffers) for j in jaxprs):
-            return True
-    are_read = any(_reads(j, buffers) for b, j in enumerate(jaxprs) if b not in steps)
-    return (bool(steps) and are_read) or any(len(of_branch) > 1 for of_branch in steps.values())
+    """Whether XLA may copy a buffer that branches update."""
+    first, *others = jaxprs
+    is_simple = len(others) == 1 and [*map(len, steps.values())] == [1] and 1 in steps
+    return bool(steps) and not (is_simple and not _reads(first, buffers))
 
 
 def _reads(jaxpr: Jaxpr, buffers: dict[int, int]) -> bool:
     taken = {v for eqn in jaxpr.eqns for v in eqn.invars if is_var(v)}
     return any(jaxpr.invars[k] in taken for k in buffers.values())
-
-
-def _returns_what_it_reads(jaxpr: Jaxpr, buffers: dict[int, int]) -> bool:
-    """Whether a branch makes an output of a buffer, other than that buffer, updated."""
-    made_of: dict[Any, int] = {jaxpr.invars[k]: 1 << o for o, k in buffers.items()}  # as bits
-    for eqn in jaxpr.eqns:
-        found = 0
-        for v in filter(is_var, eqn.invars):
-            found |= made_of.get(v, 0)
-        made_of.update(dict.fromkeys(eqn.outvars, found))
-    return any(made_of.get(v, 0) & ~(1 << o) for o, v in enumerate(jaxpr.outvars) if is_var(v))
 
 
 # --- Steps ---

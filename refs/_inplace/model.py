@@ -12,8 +12,8 @@
    that it writes. An update is a kernel with what it writes only if that holds, too.
 5. XLA compares places in the shape in which it sees an array, and is wrong where it sees one in two
    shapes (openxla/xla#49176).
-6. A conditional updates a buffer in place if one branch updates it, and returns nothing else that
-   was read from it, and the others return it as it is.
+6. A conditional of two branches updates a buffer in place if the second one updates it, at its
+   end, and the first one returns it as it is. If it isn't so, some versions copy the buffer.
 7. What comes out of a conditional isn't computed again, an update in it neither.
 8. Barriers aren't passed either, but are gone too early on CPUs before jaxlib 0.11.2.
 """
@@ -160,11 +160,6 @@ def carries(eqn: Eqn) -> tuple[int, int] | None:
     """
     found = facts_of(eqn).carries
     return found(eqn) if found is not None else None
-
-
-def may_update(eqn: Eqn) -> bool:
-    """Whether an equation, or one inside it, may update one of its operands."""
-    return is_update(eqn) or carries(eqn) is not None or eqn.primitive is _jax.cond_p
 
 
 def updated_operands(eqn: Eqn) -> set[int]:

@@ -21,7 +21,7 @@ from refs._types import Aval, ClosedJaxpr, Sharding, Value
 __all__ = [
     "JitParams", "can_accumulate_gradients", "define_backward", "instantiate",
     "is_symbolic_zero", "is_unspecified", "jit_params", "symbolic_zero", "tangent_type",
-    "vmap_rule", "with_own_constants", "xla_confuses_rows", "xla_copies_less", "xla_merges_slices",
+    "vmap_rule", "with_own_constants", "xla_merges_slices",
 ]  # fmt: skip
 
 
@@ -112,13 +112,9 @@ def vmap_rule(params: dict[str, Any]) -> Callable[..., tuple[list[Value], list[b
 # The oldest JAX's backward pass can't accumulate into a ref where a slice was read.
 can_accumulate_gradients = jax.__version_info__ >= (0, 12)
 
-# From this version on XLA expands `optimization_barrier` after fusion, and copies less in branches.
-xla_copies_less = jaxlib.version.__version_info__ >= (0, 11, 2)
-# Before, it takes a slice of a slice for one slice, whose places end elsewhere.
-xla_merges_slices = not xla_copies_less
-
-# On several devices it writes rows elsewhere, too, if a slice of the same array was written before.
-xla_confuses_rows = not xla_copies_less
+# Before this version XLA takes a slice of a slice for one slice, whose places end elsewhere. On
+# several devices it also writes rows elsewhere if a slice of the same array was written before.
+xla_merges_slices = jaxlib.version.__version_info__ < (0, 11, 2)
 
 
 def is_symbolic_zero(x: Value) -> bool:

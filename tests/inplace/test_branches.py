@@ -149,6 +149,24 @@ def writes_the_other(w, u, k):
 branches(beside_a_writer_of_the_other, lambda w, u, k: w[k] * u[k], writes_the_other)
 
 
+def writes_when_the_old_value_has_been_read(w, u, k):
+    u[k] = k * 2.0
+    old = w[u[k].astype(int)]
+    w[2 * k] = -1.0
+    return old + w[2 * k]
+
+
+branches(writes_when_the_old_value_has_been_read, lambda w, u, k: w[k] + u[k])
+
+
+def only_writes(w, u, k):
+    w[k] = u[k + 1]
+    return 1.0
+
+
+branches(only_writes, lambda w, u, k: 2.0, lambda w, u, k: 3.0)
+
+
 def in_a_branch(w, u, k):
     lax.cond(k > 5, lambda: write(w, k, w[k + 1]), lambda: None)
     return w[k + 1]

@@ -11,7 +11,7 @@ from jax import lax
 import refs
 from refs._indexing.accesses import read_p, update_p
 from refs._inplace import normal, rows
-from tests.inplace.helpers import assert_in_place, rewritten
+from tests.inplace.helpers import assert_in_place, normal_form, rewritten
 
 pytestmark = pytest.mark.as_released
 
