@@ -21,7 +21,8 @@ SMALL = 2**14
 
 ADVICE = {
     False: "A value that is used again after it has been overwritten has to be copied: use it "
-    "before, or read the ref again.",
+    "before, or read the ref again. So has a ref that is returned as a whole, or overwritten by "
+    "what needs memory of its own, such as a sort.",
     True: "A block of more than a sixteenth of a ref, whose start isn't known, is brought "
     "together: take fewer rows, or shard another axis.",
 }  # by `Move.is_collective`: what to write instead

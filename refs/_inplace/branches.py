@@ -102,12 +102,12 @@ def _are_copied(
     jaxprs: Sequence[Jaxpr], buffers: dict[int, int], steps: dict[int, list[_Step]]
 ) -> bool:
     """Whether XLA may copy a buffer that branches update."""
-    first, *others = jaxprs
-    is_simple = len(others) == 1 and [*map(len, steps.values())] == [1] and 1 in steps
-    return bool(steps) and not (is_simple and not _reads(first, buffers))
+    if len(jaxprs) == 2 and len(steps.get(1, ())) == 1 and not _takes(jaxprs[0], buffers):
+        return False
+    return bool(steps)
 
 
-def _reads(jaxpr: Jaxpr, buffers: dict[int, int]) -> bool:
+def _takes(jaxpr: Jaxpr, buffers: dict[int, int]) -> bool:
     taken = {v for eqn in jaxpr.eqns for v in eqn.invars if is_var(v)}
     return any(jaxpr.invars[k] in taken for k in buffers.values())
 

@@ -66,7 +66,8 @@ def donated_for_nothing(r, i):
     AssertionError,
     "keeping is not in place: it copies 10,000 elements of float32, as many as ref `q` (created at "
     "FILE:N) has, 2 times a call, for FILE:N. A value that is used again after it has been "
-    "overwritten has to be copied: use it before, or read the ref again.",
+    "overwritten has to be copied: use it before, or read the ref again. So has a ref that is "
+    "returned as a whole, or overwritten by what needs memory of its own, such as a sort.",
 )
 def second_use_of_the_old_value(r, i):
     q = refs.new_ref(jnp.ones(10_000), name="q")

@@ -237,9 +237,13 @@ def arrays():
     return jnp.arange(1.0 * N) % 17, jnp.arange(1.0 * N) % 5
 
 
+def refs_():
+    return [*map(refs.new_ref, arrays())]
+
+
 @pytest.mark.parametrize("name", BRANCHES)
 def test_the_values_stay(name):
-    w, u = map(refs.new_ref, arrays())
+    w, u = refs_()
     closed = refs.discharge(refs.make_jaxpr(loop_of(name))(w, u))
     want, got = (
         jax.core.eval_jaxpr(jaxpr, closed.consts, *arrays())
@@ -254,7 +258,12 @@ def test_the_values_stay(name):
 def test_in_place(name, in_turn, monkeypatch):
     if not in_turn:
         monkeypatch.setitem(BRANCHES, name, BRANCHES[name][::-1])
-    assert_in_place(loop_of(name), *map(refs.new_ref, arrays()))
+    assert_in_place(loop_of(name), *refs_())
+
+
+def test_no_step_updates_what_a_later_one_reads_as_it_was():
+    """One case of the table, which quick tests leave out: a planted fault is found by it."""
+    assert_in_place(loop_of(writes_when_the_old_value_has_been_read.__name__), *refs_())
 
 
 def test_branches_that_update_nothing_share_a_conditional():
@@ -272,7 +281,7 @@ def test_two_branches_that_write_beside_one_that_reads():
         choices = [adds, lambda w, u, k: w.swap(0.0, idx=k), lambda w, u, k: w[k]]
         return lax.map(lambda k: lax.switch(k % 3, choices, w, u, k), jnp.arange(20))
 
-    assert_in_place(loop, *map(refs.new_ref, arrays()))
+    assert_in_place(loop, *refs_())
 
 
 def test_a_branch_that_returns_all_of_what_it_has_written():
@@ -307,7 +316,7 @@ def test_a_branch_that_only_writes_stays_as_it_is():
 
         lax.fori_loop(0, 20, step, None)
 
-    state = [*map(refs.new_ref, arrays()), refs.new_ref(jnp.zeros(1, int))]
+    state = [*refs_(), refs.new_ref(jnp.zeros(1, int))]
     closed = refs.discharge(refs.make_jaxpr(loop)(*state))
     [scan] = (e for e in rewrite(closed.jaxpr).eqns if e.primitive.name == "scan")
     assert primitives(_jax.scan_params(scan).jaxpr.jaxpr).count("cond") == 1
