@@ -34,11 +34,14 @@ def flatten(body: Body) -> None:
 
 
 def at_each_level(
-    jaxpr: Jaxpr, stage: Callable[[Body], None], is_wanted: Callable[[Jaxpr], bool]
+    jaxpr: Jaxpr,
+    stage: Callable[[Body], None],
+    is_wanted: Callable[[Jaxpr], bool],
+    inside_first: bool = False,
 ) -> Jaxpr:
     """The jaxpr, rewritten by a stage; and so those of its calls, loops and branches, if wanted.
 
-    It goes from the outside to the inside. Loops and calls that share a jaxpr share the new one.
+    Loops and calls that share a jaxpr share the new one.
     """
     known: dict[int, tuple[Jaxpr, Jaxpr]] = {}  # The jaxprs, too, or others might get their ids.
 
@@ -47,10 +50,16 @@ def at_each_level(
             return jaxpr
         if id(jaxpr) not in known:
             body = Body(jaxpr)
+            if inside_first:
+                go_inside(body)
             stage(body)
-            body.eqns = [map_inner(eqn, at) for eqn in body.eqns]
+            if not inside_first:
+                go_inside(body)
             known[id(jaxpr)] = jaxpr, body.close()
         return known[id(jaxpr)][1]
+
+    def go_inside(body: Body) -> None:
+        body.eqns = [map_inner(eqn, at) for eqn in body.eqns]
 
     return at(jaxpr)
 

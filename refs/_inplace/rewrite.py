@@ -59,6 +59,9 @@ def rewrite(jaxpr: Jaxpr, on_cpu: bool = True, on_several: bool = False) -> Jaxp
         is_one_cpu = on_cpu and not on_several
         jaxpr = at_each_level(jaxpr, lambda body: normal(body, is_one_cpu), lambda _: True)
     jaxpr = at_each_level(jaxpr, accumulate, is_worth_it)
+    if on_cpu:
+        # A branch in a branch, split, may be several steps of that.
+        jaxpr = at_each_level(jaxpr, split_branches, is_worth_it, inside_first=True)
     jaxpr = at_each_level(jaxpr, lambda body: _in_place(body, on_cpu, on_several), is_worth_it)
     if on_cpu and not on_several:
         jaxpr = hide_starts(jaxpr)
@@ -72,11 +75,9 @@ def _is_sharded(jaxpr: Jaxpr) -> bool:
 
 
 def _in_place(body: Body, on_cpu: bool, on_several: bool) -> None:
-    """The stages from `branches` to `fences`, of one level of a jaxpr."""
-    if on_cpu:
-        split_branches(body)
-        if not on_several:
-            update_row_by_row(body)
+    """The stages from `rows` to `fences`, of one level of a jaxpr."""
+    if on_cpu and not on_several:
+        update_row_by_row(body)
     begin_overwrites(body)
     order(body)
     put_fences(body, on_cpu)

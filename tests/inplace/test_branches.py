@@ -175,6 +175,18 @@ def in_a_branch(w, u, k):
 branches(in_a_branch, lambda w, u, k: w[k])
 
 
+def steps_of_a_branch_in_a_branch(w, u, k):
+    def inner():
+        w[k] = u[k + 1]
+        u[k] = w[k] + w[k + 1]
+        return u[k] + w[k + 2]
+
+    return lax.cond(k > 5, inner, lambda: w[k + 1])
+
+
+branches(steps_of_a_branch_in_a_branch, lambda w, u, k: w[k])
+
+
 def in_a_loop(w, u, k):
     lax.fori_loop(0, 3, lambda i, _: write(w, k + i, 1.0), None)
     return u[k] + w[k]
