@@ -33,7 +33,10 @@ def read_in_lax(
     if access.batch:
         value = _gather(x, starts, access)
     elif on_several and _are_few(x, access) and not all(map(is_static, starts)):
-        value = read_rows(x, *starts, sizes=access.sizes)
+        rows, starts, axes = _in_rows(x, starts, access)
+        value = _gather(x, starts, rows)
+        value = lax.reshape(value, [access.sizes[a] for a in axes])
+        value = lax.transpose(value, [axes.index(a) for a in range(x.ndim)])
     else:
         value = _slice(x, starts, access.sizes)
     return value if kept is None else _chosen(kept, value, lax.full_like(value, 0), access)
@@ -56,9 +59,12 @@ def update_in_lax(
         if kept is not None and access.is_unique and (on_several or not on_cpu):
             old = _gather(x, starts, access) if method == "set" else lax.full_like(value, 0)
             value, kept = _chosen(kept, value, old, access), None
-        return _scatter(x, value, starts, kept, access, method)
+        return _scatter(x, value, starts, kept, access, method, access.is_unique)
     if on_several and _are_few(x, access):
-        return write_rows(x, value, *starts, flag=kept, method=method)
+        rows, starts, axes = _in_rows(x, starts, access)
+        value = lax.reshape(lax.transpose(value, axes), rows.shape)
+        kept = kept if kept is None else jnp.broadcast_to(kept, rows.batch)
+        return _scatter(x, value, starts, kept, rows, method, is_unique=True)
     if method == "add" or kept is not None:
         old = _slice(x, starts, access.sizes)
         value = jnp.add(old, value) if method == "add" else value
@@ -131,6 +137,7 @@ def _scatter(
     kept: Value | None,
     access: Access,
     method: str,
+    is_unique: bool,
 ) -> Value:
     axes, indices = _indices(x, starts, access)
     n_batch, own = len(access.batch), access.own
@@ -152,8 +159,8 @@ def _scatter(
         indices,
         value,
         dims,
-        indices_are_sorted=access.is_unique and kept is None,
-        unique_indices=access.is_unique,
+        indices_are_sorted=is_unique and kept is None,
+        unique_indices=is_unique,
         mode=GatherScatterMode.CLIP if kept is None else GatherScatterMode.FILL_OR_DROP,
     )
 
@@ -181,77 +188,19 @@ def are_few(block: int, whole: int) -> bool:
     return 0 < _PART * block <= whole
 
 
-def read_rows(x: Value, *starts: Value, sizes: tuple[int, ...]) -> Value:
-    """`lax.dynamic_slice(x, starts, sizes)`."""
-    axes, kept = _axes(x, sizes)
-    rows = lax.gather(
-        x,
-        _places(x, starts, sizes, axes),
-        lax.GatherDimensionNumbers(
-            offset_dims=tuple(range(1, 1 + len(kept))),
-            collapsed_slice_dims=tuple(axes),
-            start_index_map=tuple(axes),
-        ),
-        [1 if a in axes else n for a, n in enumerate(x.shape)],
-        mode=GatherScatterMode.PROMISE_IN_BOUNDS,
-    )
-    order = [*axes, *kept]
-    return lax.transpose(
-        lax.reshape(rows, [sizes[a] for a in order]), [order.index(a) for a in range(x.ndim)]
-    )
+def _in_rows(
+    x: Value, starts: Sequence[Value], access: Access
+) -> tuple[Access, list[Value], list[int]]:
+    """A block as a batch of rows: an access, and where they begin.
 
-
-def write_rows(
-    x: Value, value: Value, *starts: Value, flag: Value | None = None, method: str = "set"
-) -> Value:
-    """`x` with a block overwritten by `value`, or `value` added to it.
-
-    It is `x` if there is a `flag` that is false.
+    The batch has the axes of which the block has a part. They are the first ones of the third
+    result, the axes of the block in the order in which they are in the rows.
     """
-    scatter = lax.scatter_add if method == "add" else lax.scatter
-    axes, kept = _axes(x, value.shape)
-    rows = lax.transpose(value, [*axes, *kept])
-    places = _places(x, starts, value.shape, axes, flag)
-    return scatter(
-        x,
-        places,
-        lax.reshape(rows, [len(places), *(x.shape[a] for a in kept)]),
-        lax.ScatterDimensionNumbers(
-            update_window_dims=tuple(range(1, 1 + len(kept))),
-            inserted_window_dims=tuple(axes),
-            scatter_dims_to_operand_dims=tuple(axes),
-        ),
-        indices_are_sorted=True,
-        unique_indices=True,
-        mode=GatherScatterMode.FILL_OR_DROP,
-    )
-
-
-def _axes(x: Value, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The axes of which a block of these sizes has a part, and those that it has whole."""
-    parts = [a for a in range(x.ndim) if sizes[a] < x.shape[a]]
-    return parts, [a for a in range(x.ndim) if a not in parts]
-
-
-def _places(
-    x: Value,
-    starts: Sequence[Value],
-    sizes: Sequence[int],
-    axes: Sequence[int],
-    flag: Value | None = None,
-) -> Value:
-    """`[n_rows, len(axes)]`: where each row lies. A block begins where it fits, as slices do.
-
-    If the scalar `flag` is false, all rows are out of bounds.
-    """
-    shape = [sizes[a] for a in axes]
-    columns = []
-    for k, a in enumerate(axes):
-        start = narrow(starts[a], longest(x.shape))
-        of = start.dtype.type
-        start = lax.clamp(of(0), start, of(x.shape[a] - sizes[a]))
-        if flag is not None:
-            start = lax.select(flag, start, of(x.shape[a]))
-        places = lax.broadcasted_iota(start.dtype, shape, k) + start
-        columns.append(lax.reshape(places, [places.size, 1]))
-    return lax.concatenate(columns, 1)
+    parts = [a for a, n in enumerate(x.shape) if access.sizes[a] < n]
+    batch = tuple(access.sizes[a] for a in parts)
+    sizes, begin = [*x.shape], [*starts]
+    for k, a in enumerate(parts):
+        start = within(starts[a], x.shape[a] - access.sizes[a])
+        sizes[a], begin[a] = 1, start + lax.broadcasted_iota(start.dtype, batch, k)
+    rows = Access(tuple(Place() if a in parts else 0 for a in range(x.ndim)), tuple(sizes), batch)
+    return rows, begin, [*parts, *(a for a in range(x.ndim) if a not in parts)]

@@ -226,13 +226,8 @@ def _put_onto(jaxpr: Jaxpr) -> set[Any]:
 
 
 def map_inner(eqn: Eqn, fun: Callable[[Jaxpr], Jaxpr]) -> Eqn:
-    """`map_jaxprs`, and of calls."""
-    return (_jax.map_jaxprs if is_call(eqn) else map_jaxprs)(eqn, fun)
-
-
-def map_jaxprs(eqn: Eqn, fun: Callable[[Jaxpr], Jaxpr]) -> Eqn:
-    """The equation with `fun` applied to each jaxpr, if it is a loop or has branches."""
-    return _jax.map_jaxprs(eqn, fun) if has_parts(eqn) else eqn
+    """The equation with `fun` applied to each jaxpr, if it is a call or a loop or has branches."""
+    return _jax.map_jaxprs(eqn, fun) if is_call(eqn) or has_parts(eqn) else eqn
 
 
 def has_parts(eqn: Eqn) -> bool:

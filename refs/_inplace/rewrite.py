@@ -1,6 +1,6 @@
 """The pass: it turns a pure jaxpr into one that XLA runs in place.
 
-Its stages, each in a file of its own, go through a jaxpr from the outside to the inside. Before
+Its stages, each in a file of its own, go through a jaxpr level by level (`at_each_level`). Before
 them, `alike` does at once what is done alike to parts of a buffer.
 
 - `flatten`: calls are inlined where there is something to order in them.

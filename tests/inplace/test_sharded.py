@@ -20,9 +20,11 @@ from refs import _jax
 from refs._buffers.handles import buffer_of
 from refs._buffers.kernels import reader, updater
 from refs._explain.hlo import Module
+from refs._indexing import lowering
+from refs._indexing.access import Access, Place
 from refs._indexing.accesses import read_p, update_p
 from refs._indexing.index import Index
-from refs._indexing.lowering import read_in_lax, read_rows, update_in_lax, write_rows
+from refs._indexing.lowering import read_in_lax, update_in_lax
 from refs._inplace import rewrite
 from tests.inplace.helpers import assert_in_place, rewritten
 
@@ -59,15 +61,17 @@ def test_rows_are_blocks(block, flag):
     old = lax.dynamic_slice(x, starts, sizes, **dynamic)
     new = lax.dynamic_update_slice(x, value, starts, **dynamic)
     total = lax.dynamic_update_slice(x, old + value, starts, **dynamic)
-    for got, want in (
-        (read_rows(x, *starts, sizes=tuple(sizes)), old),
-        (write_rows(x, value, *starts), new),
-        (write_rows(x, value, *starts, method="add"), total),
-    ):
-        np.testing.assert_array_equal(got, want)
-    for method, want in (("set", new), ("add", total)):
-        got = write_rows(x, value, *starts, flag=jnp.bool_(flag), method=method)
-        np.testing.assert_array_equal(got, want if flag else x)
+    access = Access(tuple(Place(wraps=False) for _ in shape), tuple(sizes))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lowering, "are_few", lambda block, whole: True)
+        got = read_in_lax(x, *starts, access=access, on_several=True)
+        np.testing.assert_array_equal(got, old)
+        write = functools.partial(update_in_lax, x, value, *starts, on_several=True)
+        for method, want in (("set", new), ("add", total)):
+            np.testing.assert_array_equal(write(access=access, method=method), want)
+            masked = access._replace(is_masked=True)
+            got = write(jnp.bool_(flag), access=masked, method=method)
+            np.testing.assert_array_equal(got, want if flag else x)
 
 
 def names(jaxpr):
