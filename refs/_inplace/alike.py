@@ -26,10 +26,7 @@ from refs._indexing.places import place_dtype
 from refs._inplace.atoms import can_pass, is_var, literal, shape, size
 from refs._inplace.body import Body, spliced
 from refs._inplace.flatten import inline
-from refs._inplace.model import (
-    operation,
-    unmoved,
-)
+from refs._inplace.model import operation, unmoved
 from refs._tracing.facts import facts_of
 from refs._types import Atom, Aval, Eqn, Jaxpr, Value
 
@@ -45,7 +42,8 @@ def do_alike_at_once(jaxpr: Jaxpr) -> Jaxpr:
     """The jaxpr, with one operation for those on parts of a buffer that are put together again."""
     if not any(map(_joins, jaxpr.eqns)):
         return jaxpr
-    body = inline(jaxpr, _is_elementwise_throughout)
+    body = Body(jaxpr)
+    inline(body, _is_elementwise_throughout)
     chains = _Chains(body)
     body.eqns = [new for eqn in body.eqns for new in chains.joined(eqn)]
     return body.close()

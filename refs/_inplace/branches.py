@@ -25,6 +25,7 @@ from refs import _jax
 from refs._inplace.atoms import can_pass, is_var, size
 from refs._inplace.body import Body, renamed, splice, substitute, zeros
 from refs._inplace.model import common, continued, is_buffer, is_small, roots
+from refs._tracing.touch_analysis import used
 from refs._types import Atom, Eqn, Jaxpr, Value
 
 # The most conditionals that one branch becomes.
@@ -39,25 +40,11 @@ class _Outputs(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A part of a branch: equations, the buffers after them by output, and further results."""
+    """A part of a branch: equations, the buffers after them by output, and values to pass on."""
 
-    eqns: Sequence[Eqn]
+    eqns: list[Eqn]
     after: dict[int, Any]
-    results: list[Any]
-
-
-class _Choice(NamedTuple):
-    """What a branch of a new conditional is."""
-
-    invars: Sequence[Any]
-    eqns: Sequence[Eqn]
-    outvars: Sequence[Any]
-
-    def taken(self) -> list[int]:
-        """The positions of the inputs that it takes."""
-        atoms = {v for v in self.outvars if is_var(v)}
-        atoms.update(v for eqn in self.eqns for v in eqn.invars if is_var(v))
-        return [k for k, v in enumerate(self.invars) if v in atoms]
+    passed: list[Any]
 
 
 def split_branches(body: Body) -> None:
@@ -84,14 +71,13 @@ def _split(eqn: Eqn) -> tuple[list[Eqn], list[Atom]]:
     inputs = dict(enumerate(common(map(roots, jaxprs))))
     buffers = {o: k for o, k in inputs.items() if k is not None and is_buffer(eqn.outvars[o])}
     outputs = _Outputs(buffers, [o for o in inputs if o not in buffers])
-    steps = {b: _steps(j, outputs) for b, j in enumerate(jaxprs) if _updates(j, buffers)}
     others = [eqn.outvars[o] for o in outputs.others]
-    is_worth_it = _are_copied(jaxprs, buffers, steps)
     is_cheap = 2 * sum(map(size, others)) <= sum(size(eqn.outvars[o]) for o in buffers)
     is_once = len({*buffers.values()}) == len(buffers)
-    if not (is_worth_it and is_cheap and is_once and all(map(can_pass, others))):
+    if not (is_cheap and is_once and all(map(can_pass, others))):
         return stays
-    return _in_turn(eqn, jaxprs, outputs, steps)
+    steps = {b: _steps(j, outputs) for b, j in enumerate(jaxprs) if _updates(j, buffers)}
+    return _in_turn(eqn, jaxprs, outputs, steps) if _are_copied(jaxprs, buffers, steps) else stays
 
 
 def _updates(jaxpr: Jaxpr, buffers: dict[int, int]) -> bool:
@@ -108,8 +94,8 @@ def _are_copied(
 
 
 def _takes(jaxpr: Jaxpr, buffers: dict[int, int]) -> bool:
-    taken = {v for eqn in jaxpr.eqns for v in eqn.invars if is_var(v)}
-    return any(jaxpr.invars[k] in taken for k in buffers.values())
+    users = Body(jaxpr).users
+    return any(jaxpr.invars[k] in users for k in buffers.values())
 
 
 # --- Steps ---
@@ -122,27 +108,27 @@ def _steps(jaxpr: Jaxpr, outputs: _Outputs) -> list[_Step]:
     """
     body = Body(jaxpr)
     last = {o: jaxpr.outvars[o] for o in outputs.buffers}
-    results = [jaxpr.outvars[o] for o in outputs.others]
-    whole = [_Step(jaxpr.eqns, last, results)]
+    results = [v for v in (jaxpr.outvars[o] for o in outputs.others) if is_var(v)]
+    whole = [_Step(jaxpr.eqns, last, [])]
     updated = _updated(body, last)
     numbers = _numbers(body, updated)
-    older = ({*updated} | {jaxpr.invars[k] for k in outputs.buffers.values()}) - {*last.values()}
-    if not numbers or any(v in older for v in results if is_var(v)):
-        return whole
-    n_steps = 1 + max(numbers)
-    until = {v: max(numbers[k] for k in users) for v, users in body.users.items()}
-    until |= {v: n_steps for v in results if is_var(v)}
-    smallest = min(last.values(), key=size)
     after = {o: jaxpr.invars[k] for o, k in outputs.buffers.items()}
+    older = {*updated, *after.values()} - {*last.values()}
+    if not numbers or not older.isdisjoint(results):
+        return whole
+    until = {v: max(numbers[k] for k in users) for v, users in body.users.items()}
+    until |= dict.fromkeys(results, max(numbers))
+    smallest = min(last.values(), key=size)
     steps: list[_Step] = []
-    for n in range(n_steps):
+    for n in range(1 + max(numbers)):
         eqns = [eqn for eqn, number in zip(jaxpr.eqns, numbers, strict=True) if number == n]
         made = [v for eqn in eqns for v in eqn.outvars]
         after = after | {updated[v][0]: v for v in made if v in updated}
         passed = [v for v in made if v not in updated and until.get(v, 0) > n]
-        steps.append(_Step(eqns, after, passed if n < n_steps - 1 else results))
-    passed = [v for step in steps[:-1] for v in step.results]
-    return steps if all(can_pass(v) and is_small(v, smallest) for v in passed) else whole
+        if not all(can_pass(v) and is_small(v, smallest) for v in passed):
+            return whole
+        steps.append(_Step(eqns, after, passed))
+    return steps
 
 
 def _updated(body: Body, last: dict[int, Any]) -> dict[Any, tuple[int, Any]]:
@@ -198,38 +184,37 @@ def _in_turn(
     eqns, values = splice(zeros, [eqn.outvars[o] for o in others], eqn)
     more = [_jax.new_var(eqn.outvars[o].aval) for o in others]  # the values, in a branch
 
-    def decide(index: Atom, atoms: Sequence[Atom], choices: Sequence[_Choice]) -> Sequence[Atom]:
-        eqns.append(_conditional(eqn, index, atoms, choices))
+    def decide(index: Atom, atoms: Sequence[Atom], branches: Sequence[Jaxpr]) -> Sequence[Atom]:
+        eqns.append(_conditional(eqn, index, atoms, branches))
         return eqns[-1].outvars
 
     if others and len(steps) < len(jaxprs):
-        choices = [
-            _Choice([*j.invars, *more], [], more)
+        readers = [
+            j.replace(invars=[*j.invars, *more], eqns=[], outvars=more)
             if b in steps
-            else _Choice([*j.invars, *more], j.eqns, [j.outvars[o] for o in others])
+            else j.replace(invars=[*j.invars, *more], outvars=[j.outvars[o] for o in others])
             for b, j in enumerate(jaxprs)
         ]
-        values = decide(index, [*operands, *values], choices)
+        values = decide(index, [*operands, *values], readers)
     for b, of_branch in steps.items():
+        jaxpr = jaxprs[b]
         made, [is_chosen] = splice(_is_chosen, [index], eqn, branch=b)
         eqns += made
-        inputs = [*jaxprs[b].invars, *more]
+        inputs = [*jaxpr.invars, *more]
         now: dict[Any, Atom] = dict(zip(inputs, [*operands, *values], strict=True))
-        before = {o: jaxprs[b].invars[k] for o, k in buffers.items()}
+        before = {o: jaxpr.invars[k] for o, k in buffers.items()}
         for step in of_branch:
             written = [o for o in buffers if step.after[o] is not before[o]]
             old, new = ([of_step[o] for o in written] for of_step in (before, step.after))
             # The values pass each step: an update that needs the readers' has no fence for these.
             is_last = step is of_branch[-1]
-            passed = [] if is_last else step.results
-            made, instead = splice(zeros, passed, eqn)
-            kept = _Choice([*now], made, [*old, *instead, *more])
-            chosen = _Choice([*now], step.eqns, [*new, *step.results, *([] if is_last else more)])
-            now |= zip(
-                [*new, *passed, *more],
-                decide(is_chosen, [*now.values()], [kept, chosen]),
-                strict=True,
-            )
+            results = [jaxpr.outvars[o] for o in others] if is_last else more
+            made, instead = splice(zeros, step.passed, eqn)
+            kept = jaxpr.replace(invars=[*now], eqns=made, outvars=[*old, *instead, *more])
+            outvars = [*new, *step.passed, *results]
+            run = jaxpr.replace(invars=[*now], eqns=step.eqns, outvars=outvars)
+            out = decide(is_chosen, [*now.values()], [kept, run])
+            now |= zip([*new, *step.passed, *more], out, strict=True)
             before = step.after
         values = [now[v] for v in more]
         for o, k in buffers.items():
@@ -239,23 +224,20 @@ def _in_turn(
 
 
 def _conditional(
-    like: Eqn, index: Atom, operands: Sequence[Atom], choices: Sequence[_Choice]
+    like: Eqn, index: Atom, operands: Sequence[Atom], branches: Sequence[Jaxpr]
 ) -> Eqn:
     """A conditional without operands that no branch takes."""
-    kept = sorted({k for choice in choices for k in choice.taken()})
+    kept = sorted({k for j in branches for k, v in enumerate(j.invars) if v in used(j)})
     first = like.params["branches"][0]
 
-    def branch(choice: _Choice) -> Any:
-        invars = [choice.invars[k] for k in kept]
-        return _jax.with_equations(
-            first,
-            lambda j: j.replace(invars=invars, eqns=[*choice.eqns], outvars=[*choice.outvars]),
-        )
+    def branch(jaxpr: Jaxpr) -> Any:
+        invars = [jaxpr.invars[k] for k in kept]
+        return _jax.with_equations(first, lambda _: jaxpr.replace(invars=invars))
 
     return like.replace(
         invars=[index, *(operands[k] for k in kept)],
-        outvars=[_jax.new_var(v.aval) for v in choices[0].outvars],
-        params={**like.params, "branches": tuple(map(branch, choices))},
+        outvars=[_jax.new_var(v.aval) for v in branches[0].outvars],
+        params={**like.params, "branches": tuple(map(branch, branches))},
     )
 
 

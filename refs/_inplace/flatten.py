@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -29,8 +28,7 @@ def flatten(body: Body) -> None:
         is_part = any(type_of(v) in whole for v in called.outvars if is_buffer(v))
         return is_worth_it(called) or (is_part and _consists_of_elements(called))
 
-    flat = inline(body.jaxpr, is_wanted)
-    body.eqns, body.outvars = flat.eqns, flat.outvars
+    inline(body, is_wanted)
 
 
 def at_each_level(
@@ -106,21 +104,12 @@ def _consists_of_elements(jaxpr: Jaxpr) -> bool:
     )
 
 
-def inline(
-    jaxpr: Jaxpr,
-    is_wanted: Callable[[Jaxpr], bool],
-    within: Callable[[Eqn], Eqn] = lambda eqn: eqn,
-) -> Body:
-    """The equations of a jaxpr; of calls of wanted jaxprs those of the jaxpr.
-
-    Other equations are mapped by `within`.
-    """
-    body = Body(jaxpr)
-    body.eqns = []
+def inline(body: Body, is_wanted: Callable[[Jaxpr], bool]) -> None:
+    """Puts the equations of wanted jaxprs in the place of their calls."""
+    given, body.eqns = body.eqns, []
     names: dict[Any, Atom] = {}
-    _append(body, jaxpr.eqns, names, is_wanted, within, is_called=False)
+    _append(body, given, names, is_wanted, is_called=False)
     body.outvars = renamed(body.outvars, names)
-    return body
 
 
 def _append(
@@ -128,20 +117,18 @@ def _append(
     eqns: Sequence[Eqn],
     names: dict[Any, Atom],
     is_wanted: Callable[[Jaxpr], bool],
-    within: Callable[[Eqn], Eqn],
     is_called: bool,
 ) -> None:
     """Appends equations, with variables renamed by `names`, which it extends.
 
-    Calls of wanted jaxprs are inlined, and other equations are mapped by `within`. Those of a jaxpr
-    that is called get new variables, for it may be called again.
+    Calls of wanted jaxprs are inlined. Equations of a jaxpr that is called get new variables, for
+    it may be called again.
     """
     for eqn in eqns:
         if names:
             eqn = substitute(eqn, names)
         called = _inlined(eqn)
         if called is None or not is_wanted(called) or len(body.eqns) > LONGEST:
-            eqn = within(eqn)
             if not is_called:
                 body.eqns.append(eqn)
                 continue
@@ -154,7 +141,7 @@ def _append(
             if "name" in eqn.params:
                 name += f"({eqn.params['name']})"
             inlined = [_jax.called_by(e, eqn, name) for e in called.eqns]
-            _append(body, inlined, inner, is_wanted, within, is_called=True)
+            _append(body, inlined, inner, is_wanted, is_called=True)
             outvars = renamed(called.outvars, inner)
         names.update(zip(eqn.outvars, outvars, strict=True))
 
@@ -169,8 +156,10 @@ def without_rules(jaxpr: Jaxpr) -> Jaxpr:
     }
 
     def without(jaxpr: Jaxpr) -> Jaxpr:
-        within = functools.partial(_jax.map_jaxprs, fun=without)
-        return inline(jaxpr, functions.__contains__, within).close()
+        body = Body(jaxpr)
+        inline(body, functions.__contains__)
+        body.eqns = [_jax.map_jaxprs(eqn, without) for eqn in body.eqns]
+        return body.close()
 
     return without(jaxpr) if functions else jaxpr
 
