@@ -25,8 +25,9 @@ class Body:
     is replaced as a whole.
     """
 
-    def __init__(self, jaxpr: Jaxpr):
-        self.jaxpr = jaxpr
+    def __init__(self, jaxpr: Jaxpr, in_loop: bool = False):
+        """The body of a jaxpr; `in_loop`: whether it runs in a loop, so that its copies count."""
+        self.jaxpr, self.in_loop = jaxpr, in_loop
         self.outvars = list(jaxpr.outvars)
         self.eqns = list(jaxpr.eqns)
 

@@ -24,7 +24,7 @@ from jax import lax
 from refs import _jax
 from refs._inplace.atoms import can_pass, is_var, size
 from refs._inplace.body import Body, renamed, splice, substitute, zeros
-from refs._inplace.model import common, continued, is_buffer, is_small, roots
+from refs._inplace.model import common, continued, is_buffer, is_small, needs_fences, roots
 from refs._tracing.touch_analysis import used
 from refs._types import Atom, Eqn, Jaxpr, Value
 
@@ -55,13 +55,14 @@ def split_branches(body: Body) -> None:
     names: dict[Any, Atom] = {}
     for eqn in body.eqns:
         eqn = substitute(eqn, names)
-        made, results = _split(eqn) if eqn.primitive is _jax.cond_p else ([eqn], [])
+        is_cond = eqn.primitive is _jax.cond_p
+        made, results = _split(eqn, body.in_loop) if is_cond else ([eqn], [])
         eqns += made
         names.update(zip(eqn.outvars, results, strict=False))
     body.eqns, body.outvars = eqns, renamed(body.outvars, names)
 
 
-def _split(eqn: Eqn) -> tuple[list[Eqn], list[Atom]]:
+def _split(eqn: Eqn, in_loop: bool) -> tuple[list[Eqn], list[Atom]]:
     """The conditionals that one becomes, and its results; it itself if there is nothing to do."""
     stays: tuple[list[Eqn], list[Atom]] = [eqn], []
     closed = [_jax.as_closed(b) for b in eqn.params["branches"]]
@@ -74,7 +75,9 @@ def _split(eqn: Eqn) -> tuple[list[Eqn], list[Atom]]:
     others = [eqn.outvars[o] for o in outputs.others]
     is_cheap = 2 * sum(map(size, others)) <= sum(size(eqn.outvars[o]) for o in buffers)
     is_once = len({*buffers.values()}) == len(buffers)
-    if not (is_cheap and is_once and all(map(can_pass, others))):
+    # Between the conditionals there must be fences.
+    has_fences = any(needs_fences(eqn.outvars[o], in_loop) for o in buffers)
+    if not (has_fences and is_cheap and is_once and all(map(can_pass, others))):
         return stays
     steps = {b: _steps(j, outputs) for b, j in enumerate(jaxprs) if _updates(j, buffers)}
     return _in_turn(eqn, jaxprs, outputs, steps) if _are_copied(jaxprs, buffers, steps) else stays

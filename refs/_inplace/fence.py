@@ -12,6 +12,7 @@ update in it: every version honours that (`optimization_barrier` is expanded bef
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -32,7 +33,7 @@ _TELLING = {
 }
 
 
-class Predicate(NamedTuple):
+class _Predicate(NamedTuple):
     """What a fence's conditional decides by: true always, and unknown to XLA."""
 
     flag: Atom  # a bool
@@ -44,122 +45,118 @@ class Fenced(NamedTuple):
 
     eqns: list[Eqn]  # The update, if there is one, is in the last.
     names: dict[Any, Atom]  # A value before the fence -> behind it.
-    predicate: Predicate | None = None  # one that later fences of the body can have, too
 
 
-def fenced(
-    eqn: Eqn,
-    buffer: Atom,
-    passing: Sequence[Atom],
-    seen: Sequence[Atom],
-    constant: Container[Atom],
-    on_cpu: bool,
-    predicate: Predicate | None = None,
-) -> Fenced:
-    """An update behind a fence: some values pass through it, others must be computed before it.
+class FenceMaker:
+    """Makes the fences of one body.
 
-    One predicate serves all fences of a body for which nothing has to be `seen`: XLA computes it
-    once, since a conditional's operand is never computed again for another conditional.
-
-    Args:
-      eqn: the equation that updates `buffer`.
-      buffer: one of its operands.
-      passing: values from before the update that are used after it.
-      seen: values that XLA computes once: the update only has to wait for them.
-      constant: values that XLA computes before the program runs: no fence can depend on them.
-      on_cpu: whether the fence may be a conditional.
-      predicate: that of an earlier fence of the body.
+    One predicate serves all of them for which nothing has to be `seen`: XLA computes it once, since
+    a conditional's operand is never computed again for another conditional.
     """
-    if eqn.primitive is host_callback_p and on_cpu:
-        return _carried(eqn, [*passing, *seen])
-    operands = [v for v in _index_first(eqn) if is_var(v) and v is not buffer and can_pass(v)]
-    if not is_update(eqn):
-        operands = [v for v in operands if is_small(v, buffer)]
-    if seen or predicate is None:
-        candidates = [v for v in (*operands, *passing) if can_tell(v) and v not in constant]
-        tokens = list(seen) or candidates[:1]
-        can_fence = tokens and all(map(can_tell, tokens))
-    else:
-        tokens, can_fence = [], True
-    can_fence = can_fence and all(map(can_pass, passing))
-    if not can_fence and not passing and not seen:
-        return Fenced([eqn], {})
-    if not on_cpu or not can_fence:
-        return _barrier(eqn, [*passing, *seen], [*operands[::-1], buffer])
-    if not is_update(eqn) and not operands:
-        return _barrier(eqn, [*passing, *seen], [buffer])
-    made: list[Eqn] = []
-    if tokens:
-        made, predicate = _predicate_of(tokens, eqn)
-    assert predicate is not None
-    shared = None if seen else predicate
-    if is_update(eqn):
-        static = {"primitive": eqn.primitive, "params": tuple(eqn.params.items())}
-        operands = list(eqn.invars)
-        conditional, out = _decided(
-            predicate, _update, [*operands, *passing], eqn, n_operands=len(operands), **static
-        )
-        names = dict(zip([*eqn.outvars, *passing], out, strict=True))
-        return Fenced([*made, conditional], names, shared)
-    values = list(dict.fromkeys([*passing, operands[0]]))
-    conditional, out = _decided(predicate, _conditional, values, eqn)
-    return _behind(eqn, [*made, conditional], values, out, shared)
+
+    def __init__(self, constants: Container[Atom], on_cpu: bool):
+        """Sets up the fences of a body.
+
+        Args:
+          constants: values that XLA computes before the program runs: no fence can depend on them.
+          on_cpu: whether fences may be conditionals.
+        """
+        self._constants, self._on_cpu = constants, on_cpu
+        self._shared: _Predicate | None = None
+
+    def before_update(
+        self, eqn: Eqn, buffer: Atom, passing: Sequence[Atom], seen: Sequence[Atom]
+    ) -> Fenced:
+        """An update behind a fence: some values pass through it, others must be computed before it.
+
+        Args:
+          eqn: the equation that updates `buffer`.
+          buffer: one of its operands.
+          passing: values from before the update that are used after it.
+          seen: values that XLA computes once: the update only has to wait for them.
+        """
+        if eqn.primitive is host_callback_p and self._on_cpu:
+            return _carried(eqn, [*passing, *seen])
+        operands = [v for v in _index_first(eqn) if is_var(v) and v is not buffer and can_pass(v)]
+        if not is_update(eqn):
+            operands = [v for v in operands if is_small(v, buffer)]
+        if self._shared is None or seen or not all(map(can_pass, passing)):
+            made, predicate = self._predicate([*operands, *passing], passing, seen, eqn)
+        else:
+            made, predicate = [], self._shared
+        if predicate is None or not (is_update(eqn) or operands):
+            if predicate is None and not passing and not seen:
+                return Fenced([eqn], {})
+            others = [*operands[::-1], buffer]
+            values = [*passing, *seen]
+            values.append(next(v for v in others if v not in values))
+            return _behind(eqn, [], values, *_through(None, values, eqn))
+        if not seen:
+            self._shared = predicate
+        if is_update(eqn):
+            static = {"primitive": eqn.primitive, "params": tuple(eqn.params.items())}
+            operands = list(eqn.invars)
+            conditional, out = _decided(
+                predicate, _update, [*operands, *passing], eqn, n_operands=len(operands), **static
+            )
+            names = dict(zip([*eqn.outvars, *passing], out, strict=True))
+            return Fenced([*made, conditional], names)
+        values = list(dict.fromkeys([*passing, operands[0]]))
+        return _behind(eqn, made, values, *_through(predicate, values, eqn))
+
+    def alone(self, values: Sequence[Atom], like: Eqn) -> Fenced:
+        """Values that pass through a fence alone, where `like` stands."""
+        made, predicate = self._predicate(values, values, (), like)
+        eqns, out = _through(predicate, values, like)
+        return Fenced([*made, *eqns], dict(zip(values, out, strict=True)))
+
+    def before_overwriting(
+        self, begin: Eqn, passing: Sequence[Atom], seen: Sequence[Atom]
+    ) -> Fenced:
+        """A fence before the kernel that overwrites a buffer.
+
+        On a CPU the buffer doesn't pass it: the kernel takes a flag that has passed.
+
+        Args:
+          begin: the equation that the overwriting begins with, to be replaced.
+          passing, seen: as for `before_update`.
+        """
+        [buffer], [new] = begin.invars, begin.outvars
+        made, predicate = self._predicate(passing, passing, seen, begin)
+        if predicate is None:
+            passing = [*passing, *seen]
+            eqns, [*out, behind] = _through(None, [*passing, buffer], begin)
+        else:
+            eqns, [flag, *out] = _through(predicate, [predicate.flag, *passing], begin)
+            kept, [behind] = splice(_kept, [flag, buffer], begin)
+            eqns += kept
+        return Fenced([*made, *eqns], dict(zip([*passing, new], [*out, behind], strict=True)))
+
+    def _predicate(
+        self, candidates: Sequence[Atom], passing: Sequence[Atom], seen: Sequence[Atom], like: Eqn
+    ) -> tuple[list[Eqn], _Predicate | None]:
+        """What makes a predicate, of what was `seen` or else a candidate, and it; None without."""
+        can_be = (v for v in candidates if can_tell(v) and v not in self._constants)
+        tokens = list(seen) or list(islice(can_be, 1))
+        is_one = self._on_cpu and tokens and all(map(can_tell, tokens))
+        if not is_one or not all(map(can_pass, passing)):
+            return [], None
+        eqns, [flag, index] = splice(_flag_and_index, tokens, like)
+        return eqns, _Predicate(flag, index)
 
 
-def passed_alone(
-    values: Sequence[Atom], like: Eqn, constant: Container[Atom], on_cpu: bool
-) -> Fenced:
-    """Values that pass through a fence alone, where `like` stands.
-
-    `constant` and `on_cpu`: as for `fenced`.
-    """
-    tokens = [v for v in values if can_tell(v) and v not in constant][:1]
-    if on_cpu and tokens and all(map(can_pass, values)):
-        eqns, predicate = _predicate_of(tokens, like)
-        conditional, out = _decided(predicate, _conditional, values, like)
-        eqns.append(conditional)
-    else:
-        eqns, out = splice(barrier, values, like)
-    return Fenced(eqns, dict(zip(values, out, strict=True)))
-
-
-def before_overwriting(
-    begin: Eqn,
-    passing: Sequence[Atom],
-    seen: Sequence[Atom],
-    constant: Container[Atom],
-    on_cpu: bool,
-) -> Fenced:
-    """A fence before the kernel that overwrites a buffer.
-
-    On a CPU the buffer doesn't pass it: the kernel takes a flag that has passed.
-
-    Args:
-      begin: the equation that the overwriting begins with, to be replaced.
-      passing, seen, constant, on_cpu: as for `fenced`.
-    """
-    [buffer], [new] = begin.invars, begin.outvars
-    tokens = list(seen) or [v for v in passing if can_tell(v) and v not in constant][:1]
-    if on_cpu and tokens and all(map(can_tell, tokens)) and all(map(can_pass, passing)):
-        eqns, predicate = _predicate_of(tokens, begin)
-        conditional, [flag, *out] = _decided(
-            predicate, _conditional, [predicate.flag, *passing], begin
-        )
-        made, [behind] = splice(_kept, [flag, buffer], begin)
-        eqns = [*eqns, conditional, *made]
-    else:
-        eqns, [*out, behind] = splice(barrier, [*passing, *seen, buffer], begin)
-        passing = [*passing, *seen]
-    return Fenced(eqns, dict(zip([*passing, new], [*out, behind], strict=True)))
-
-
-def _predicate_of(tokens: Sequence[Atom], like: Eqn) -> tuple[list[Eqn], Predicate]:
-    eqns, [flag, index] = splice(_flag_and_index, tokens, like)
-    return eqns, Predicate(flag, index)
+def _through(
+    predicate: _Predicate | None, values: Sequence[Atom], like: Eqn
+) -> tuple[list[Eqn], list[Atom]]:
+    """Values through a fence: a conditional if there is a predicate, or else a barrier."""
+    if predicate is None:
+        return splice(barrier, values, like)
+    conditional, out = _decided(predicate, _conditional, values, like)
+    return [conditional], out
 
 
 def _decided(
-    predicate: Predicate, fun: Callable[..., Any], atoms: Sequence[Atom], like: Eqn, **static: Any
+    predicate: _Predicate, fun: Callable[..., Any], atoms: Sequence[Atom], like: Eqn, **static: Any
 ) -> tuple[Eqn, list[Atom]]:
     """`splice` of `fun(flag, *atoms)`, which is one `lax.cond`, as one equation.
 
@@ -190,21 +187,16 @@ def _index_first(eqn: Eqn) -> list[Atom]:
     return list(eqn.invars)
 
 
-def _barrier(eqn: Eqn, passing: Sequence[Atom], operands: Sequence[Atom]) -> Fenced:
-    more = next(v for v in operands if v not in passing)
-    eqns, out = splice(barrier, [*passing, more], eqn)
-    return _behind(eqn, eqns, [*passing, more], out)
-
-
 def _behind(
     eqn: Eqn,
-    eqns: list[Eqn],
+    made: Sequence[Eqn],
     values: Sequence[Atom],
+    fence: Sequence[Eqn],
     out: Sequence[Atom],
-    predicate: Predicate | None = None,
 ) -> Fenced:
+    """An equation that takes values as they are behind a fence, whose predicate has been `made`."""
     names = dict(zip(values, out, strict=True))
-    return Fenced([*eqns, substitute(eqn, names)], names, predicate)
+    return Fenced([*made, *fence, substitute(eqn, names)], names)
 
 
 def _update(

@@ -13,14 +13,7 @@ from typing import Any
 from refs import _jax
 from refs._inplace.atoms import is_var, size
 from refs._inplace.body import Body, substitute
-from refs._inplace.fence import (
-    Fenced,
-    Predicate,
-    before_overwriting,
-    can_tell,
-    fenced,
-    passed_alone,
-)
+from refs._inplace.fence import Fenced, FenceMaker, can_tell
 from refs._inplace.model import has_jaxprs, is_small, is_update, needs_fences
 from refs._inplace.overlaps import overlapping
 from refs._inplace.whole import overwrite_p
@@ -35,7 +28,7 @@ MOST = 64
 
 def put_fences(body: Body, on_cpu: bool) -> None:
     """Adds fences to a body whose equations are in order."""
-    update_of = {v: k for v, k in body.last_updates.items() if needs_fences(v)}
+    update_of = {v: k for v, k in body.last_updates.items() if needs_fences(v, body.in_loop)}
     overlaps = overlapping(body) if on_cpu else set()
     if not update_of and not overlaps:
         return
@@ -64,7 +57,7 @@ class _Fences:
         for buffer, k in update_of.items():
             self.updated_by.setdefault(k, []).append(buffer)
         self.emitted: list[Eqn] = []
-        self.predicate: Predicate | None = None
+        self.maker = FenceMaker(body.constants, on_cpu)
         self.passed: dict[Any, Atom] = {}  # A value before its fence -> behind it.
         # The equations that read a buffer that hasn't been updated yet, by buffer; and the reverse.
         self.read: dict[Any, list[int]] = {v: [] for v in self.update_of}
@@ -105,7 +98,7 @@ class _Fences:
         for buffer in buffers:
             del self.read[buffer]
         if written := [v for v in eqn.outvars if v in self.overlaps]:
-            self._emit(passed_alone(written, now, self.body.constants, self.on_cpu))
+            self._emit(self.maker.alone(written, now))
 
     def _emit(self, fence: Fenced) -> None:
         self.passed.update(fence.names)
@@ -117,16 +110,8 @@ class _Fences:
         passing, seen = self._cut(k, buffer)
         if not (passing or seen or self._is_read_back(eqn)):
             return now
-        fence = fenced(
-            now,
-            self.now(buffer),
-            [self.now(v) for v in passing],
-            [self.now(v) for v in seen],
-            self.body.constants,
-            self.on_cpu,
-            self.predicate,
-        )
-        self.predicate = self.predicate or fence.predicate
+        values, tokens = ([*map(self.now, of)] for of in (passing, seen))
+        fence = self.maker.before_update(now, self.now(buffer), values, tokens)
         *before, now = fence.eqns
         self._emit(fence._replace(eqns=before))
         self.is_once[k] |= now.primitive is _jax.cond_p
@@ -140,10 +125,8 @@ class _Fences:
             return
         passing, seen = self._cut(k, buffer)
         if (passing or seen) and all(is_small(v, buffer) for v in passing):
-            values = [self.now(v) for v in passing]
-            tokens = [self.now(v) for v in seen]
-            constants = self.body.constants
-            self._emit(before_overwriting(now, values, tokens, constants, self.on_cpu))
+            values, tokens = ([*map(self.now, of)] for of in (passing, seen))
+            self._emit(self.maker.before_overwriting(now, values, tokens))
 
     def _note_reads(self, k: int) -> None:
         """Notes which buffers an equation has read."""

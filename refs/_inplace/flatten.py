@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -41,25 +42,30 @@ def at_each_level(
 
     Loops and calls that share a jaxpr share the new one.
     """
-    known: dict[int, tuple[Jaxpr, Jaxpr]] = {}  # The jaxprs, too, or others might get their ids.
+    # The jaxprs, too, or others might get their ids.
+    known: dict[tuple[int, bool], tuple[Jaxpr, Jaxpr]] = {}
 
-    def at(jaxpr: Jaxpr) -> Jaxpr:
+    def at(jaxpr: Jaxpr, in_loop: bool) -> Jaxpr:
         if not is_wanted(jaxpr):
             return jaxpr
-        if id(jaxpr) not in known:
-            body = Body(jaxpr)
+        key = id(jaxpr), in_loop
+        if key not in known:
+            body = Body(jaxpr, in_loop)
             if inside_first:
                 go_inside(body)
             stage(body)
             if not inside_first:
                 go_inside(body)
-            known[id(jaxpr)] = jaxpr, body.close()
-        return known[id(jaxpr)][1]
+            known[key] = jaxpr, body.close()
+        return known[key][1]
 
     def go_inside(body: Body) -> None:
-        body.eqns = [map_inner(eqn, at) for eqn in body.eqns]
+        body.eqns = [map_inner(eqn, at_part(body, eqn)) for eqn in body.eqns]
 
-    return at(jaxpr)
+    def at_part(body: Body, eqn: Eqn) -> Callable[[Jaxpr], Jaxpr]:
+        return functools.partial(at, in_loop=body.in_loop or eqn.primitive in _jax.loop_primitives)
+
+    return at(jaxpr, False)
 
 
 @_jax.once_per_jaxpr
@@ -87,7 +93,8 @@ def _overwrites(jaxpr: Jaxpr) -> bool:
 
 def _whole(jaxpr: Jaxpr) -> set[Hashable]:
     """The types of inputs that outputs may overwrite as a whole."""
-    found = {type_of(v) for v in jaxpr.invars if is_buffer(v) and needs_fences(v)}
+    # Small ones alone are no reason for the pass, wherever the jaxpr is.
+    found = {type_of(v) for v in jaxpr.invars if is_buffer(v) and needs_fences(v, False)}
     return found & {type_of(v) for v in jaxpr.outvars if is_buffer(v)}
 
 

@@ -42,9 +42,13 @@ in_place_p = Primitive("in_place")
 # Below this many elements a copy is as cheap as the equations that prevent it.
 SMALLEST = 64
 
-# Smaller buffers than this, in bytes, get no fences. On two cores of an AMD EPYC a fence takes 0.03
-# to 0.1 us in a loop, 0.25 us elsewhere, and 5 ms to compile; a copy of 4 KiB takes 0.04 us. (62
-# swaps in a row of 1,000 floats: 24 us without fences, 42 us with them; of 10^5, 540 us and 44 us.)
+# Outside of loops smaller buffers than this, in bytes, get no fences. On two cores of an AMD EPYC a
+# fence takes 0.25 us there, and 5 ms to compile; a copy of 4 KiB takes 0.04 us. (62 swaps in a row
+# of 1,000 floats: 24 us without fences, 42 us with them; of 10^5, 540 us and 44 us.) In a loop a
+# fence takes less than any copy. (A step of programs of `benchmarks` with 1,000 floats: LRU 0.4 and
+# 0.03 us, memo 0.16 and 0.006, interpreter 0.2 and 0.04; with 100 floats about as long as without.)
+# But not with jaxlib before 0.11.2: several lanes that write a row each, behind a fence each, take
+# 11 us instead of 2 there, though the same programs gain.
 SMALLEST_FENCED = 4096
 
 
@@ -53,10 +57,11 @@ def is_buffer(atom: Atom) -> bool:
     return is_var(atom) and size(atom) >= SMALLEST
 
 
-def needs_fences(buffer: Atom) -> bool:
+def needs_fences(buffer: Atom, in_loop: bool) -> bool:
     """Whether a copy of a buffer takes longer than the fences that prevent it."""
     aval: Aval = buffer.aval
-    return size(buffer) * aval.dtype.itemsize >= SMALLEST_FENCED
+    is_cheap = in_loop and not _jax.xla_merges_slices
+    return is_cheap or size(buffer) * aval.dtype.itemsize >= SMALLEST_FENCED
 
 
 def is_small(atom: Atom, buffer: Atom) -> bool:

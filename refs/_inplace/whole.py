@@ -117,7 +117,7 @@ def _kernels(body: Body) -> dict[Any, list[int]]:
     found: dict[Any, list[int]] = {}
     is_read = _read_on_the_way(body)
     for v in candidates:
-        if is_read(v) and needs_fences(v) and can_pass(v):
+        if is_read(v) and needs_fences(v, body.in_loop) and can_pass(v):
             kernel = _kernel(body, v, ends, updated)
             if kernel:
                 found[v] = kernel

@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 
 import refs
+from refs import _jax
 from refs._inplace import model
 from tests.inplace.helpers import assert_in_place, rewritten
 from tests.platforms import as_on_cpu
@@ -139,12 +140,32 @@ def test_what_must_be_seen_decides_itself():
 
 
 @as_on_cpu
-def test_small_buffers_are_copied(monkeypatch):
-    """A fence takes longer than a copy of 4 KiB."""
+def test_small_buffers_are_copied_outside_of_loops(monkeypatch):
+    """There a fence takes longer than a copy of 4 KiB; in a loop it doesn't, but on old jaxlibs."""
     monkeypatch.setattr(model, "SMALLEST_FENCED", 4096)  # as outside the tests
 
     def swap(x):
         x[0], x[1] = x[1], x[0]
 
+    def swaps(x):
+        lax.fori_loop(0, 3, lambda k, _: swap(x), None)
+
     assert conditionals(swap, refs.new_ref(jnp.zeros(1000))) == 0
     assert conditionals(swap, refs.new_ref(jnp.zeros(1024))) == 1
+    assert conditionals(swaps, refs.new_ref(jnp.zeros(100))) == (not _jax.xla_merges_slices)
+
+
+@as_on_cpu
+def test_branches_on_small_buffers_take_turns_in_loops(monkeypatch):
+    """Without fences between them they would copy more than as they are."""
+    monkeypatch.setattr(model, "SMALLEST_FENCED", 4096)
+
+    def write(x):
+        lax.cond(x[1] > x[2], lambda: x.at[0].set(x[3]), lambda: x.at[4].add(x[5]))
+
+    def writes(x):
+        lax.fori_loop(0, 3, lambda k, _: write(x), None)
+
+    ref = refs.new_ref(jnp.zeros(1000))
+    assert conditionals(write, ref) == 1
+    assert (conditionals(writes, ref) > 1) == (not _jax.xla_merges_slices)
