@@ -96,7 +96,10 @@ def _entry(entry: Any) -> list[Any]:
     if isinstance(entry, bool | np.bool_):
         return _mask_entries(np.asarray(entry))
     if isinstance(entry, list | tuple):
-        entry = np.asarray(entry, dtype=None if len(entry) else np.int32)
+        try:
+            entry = np.asarray(entry, dtype=None if len(entry) else np.int32)
+        except ValueError:
+            raise RefTypeError(f"{entry!r} as an index has rows of different lengths") from None
     if not isinstance(entry, _ARRAYS) or isinstance(entry, str):
         try:
             return [operator.index(entry)]  # pyright: ignore[reportArgumentType]

@@ -97,7 +97,7 @@ class _Fences:
         self.needed[k] |= self.bit.get(k, 0)
         for buffer in buffers:
             del self.read[buffer]
-        if written := [v for v in eqn.outvars if v in self.overlaps]:
+        if written := [self.now(v) for v in eqn.outvars if v in self.overlaps]:
             self._emit(self.maker.alone(written, now))
 
     def _emit(self, fence: Fenced) -> None:

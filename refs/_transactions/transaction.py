@@ -138,9 +138,15 @@ class Transaction:
             names.other.update({id(ref): x for ref, t, x, inner in same if t == inner})
             return rebuild(refs, leaves)
 
+        @functools.wraps(fun)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return fun(*args, **kwargs)
+            finally:
+                names.other.clear()  # JAX looks for leaks when the trace ends.
+
         with names.known():
-            traced = trace(fun, types, leaves, named, axis_env)
-        names.other.clear()
+            traced = trace(run, types, leaves, named, axis_env)
         return Transaction(
             traced, arguments, rules_where(is_differentiated), is_differentiated, bool(names.used)
         )

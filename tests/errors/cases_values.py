@@ -264,6 +264,14 @@ def floats_as_index(r, i):
 
 @raises(
     errors.RefTypeError,
+    "get of ref `r` (created at FILE:N): [0, [1]] as an index has rows of different lengths",
+)
+def ragged_list_as_index(r, i):
+    r[[0, [1]]]
+
+
+@raises(
+    errors.RefTypeError,
     "get of ref `r` (created at FILE:N): a boolean mask must be concrete, for the result's "
     "shape depends on it, but this one is traced: use `jnp.where(mask, new, ref[...])`, or "
     "integer indices",

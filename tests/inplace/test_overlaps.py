@@ -137,6 +137,12 @@ def of_plain_jax(x, i):
     return lax.dynamic_update_slice(x, lax.dynamic_slice(x, (i,), (3,))[::-1], (i,))
 
 
+def strided_over_what_was_moved(x):
+    """A scatter into a block of another shape of the array: behind a fence, and before one."""
+    x = x.reshape(-1)
+    return x.at[1:].set(x[1:].at[::2].set(x[1::2] * 2))
+
+
 def moved_over_an_update(x):
     x = x + 1
     return x.at[1:].set(x[:-1])[None]
@@ -144,8 +150,30 @@ def moved_over_an_update(x):
 
 @pytest.mark.parametrize(
     ("fun", "args"),
-    [(of_plain_jax, (jnp.arange(6)[None], 2)), (moved_over_an_update, (jnp.ones((8, 16)),))],
+    [
+        (of_plain_jax, (jnp.arange(6)[None], 2)),
+        (moved_over_an_update, (jnp.ones((8, 16)),)),
+        (strided_over_what_was_moved, (jnp.ones((64, 64)),)),
+    ],
 )
 def test_plain_jax(fun, args):
     expected = jax.disable_jit()(fun)(*args)
     np.testing.assert_array_equal(jax.jit(refs.in_place(fun))(*args), expected)
+
+
+@pytest.mark.parametrize("steps", [slice(1, None, 2), slice(None, None, -2), slice(2, None, 3)])
+@pytest.mark.parametrize("moved", [lambda x: x.ravel(), lambda x: x.T, lambda x: x[None]])
+def test_steps_of_what_was_moved(moved, steps):
+    """Twice: what is behind a fence has a new name when it comes to another one."""
+
+    def program(x):
+        ref = refs.new_ref(moved(x))
+        ref[steps] *= 2
+        ref[steps] += ref[steps]
+        return ref[...]
+
+    x = np.arange(4096.0, dtype=np.float32).reshape(64, 64)
+    expected = moved(x).copy()
+    expected[steps] *= 4
+    got = refs.jit(lambda x: program(x.reshape(64, 64)))(jnp.array(x))
+    np.testing.assert_array_equal(got, expected)

@@ -250,6 +250,13 @@ def test_checking_leaks():
     holds(r, 2, 3, 3, 3)
 
 
+def test_a_scan_at_top_level_leaks_nothing():
+    r = ref()
+    with jax.checking_leaks():
+        total, _ = refs.scan(lambda total, x: (total + x[...], None), 0.0, r)
+    assert total == 6
+
+
 def test_a_product_at_traced_indices_leaks_nothing():
     r = ref()
 
