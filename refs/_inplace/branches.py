@@ -69,7 +69,7 @@ def _split(eqn: Eqn, in_loop: bool) -> tuple[list[Eqn], list[Atom]]:
     if eqn.effects or len(eqn.params) > 1 or any(b.consts for b in closed):
         return stays
     jaxprs = [b.jaxpr for b in closed]
-    inputs = dict(enumerate(common(map(roots, jaxprs))))
+    inputs = dict(enumerate(common(jaxprs)))
     buffers = {o: k for o, k in inputs.items() if k is not None and is_buffer(eqn.outvars[o])}
     outputs = _Outputs(buffers, [o for o in inputs if o not in buffers])
     others = [eqn.outvars[o] for o in outputs.others]
@@ -107,12 +107,15 @@ def _takes(jaxpr: Jaxpr, buffers: dict[int, int]) -> bool:
 def _steps(jaxpr: Jaxpr, outputs: _Outputs) -> list[_Step]:
     """The steps of a branch: none takes what a later one makes, or a buffer as it was earlier.
 
-    It is one step if there would be too many, or if they would have to pass on a large value.
+    It is one step if there would be too many, if they would have to pass on a large value, and if
+    the branch overwrites a buffer as a whole.
     """
-    body = Body(jaxpr)
     last = {o: jaxpr.outvars[o] for o in outputs.buffers}
-    results = [v for v in (jaxpr.outvars[o] for o in outputs.others) if is_var(v)]
     whole = [_Step(jaxpr.eqns, last, [])]
+    if any(roots(jaxpr)[o] != k for o, k in outputs.buffers.items()):  # overwritten as a whole
+        return whole
+    body = Body(jaxpr)
+    results = [v for v in (jaxpr.outvars[o] for o in outputs.others) if is_var(v)]
     updated = _updated(body, last)
     numbers = _numbers(body, updated)
     after = {o: jaxpr.invars[k] for o, k in outputs.buffers.items()}

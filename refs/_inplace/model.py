@@ -21,7 +21,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from jax import lax
@@ -170,9 +170,11 @@ def carries(eqn: Eqn) -> tuple[int, int] | None:
 def updated_operands(eqn: Eqn) -> set[int]:
     """The positions of the operands of a conditional that a branch returns updated."""
     found: set[int] = set()
-    for branch in eqn.params["branches"]:
-        jaxpr = _jax.as_closed(branch).jaxpr
-        for v, k in zip(jaxpr.outvars, roots(jaxpr), strict=True):
+    jaxprs = [_jax.as_closed(branch).jaxpr for branch in eqn.params["branches"]]
+    of_all = common(jaxprs)
+    for jaxpr in jaxprs:
+        for v, own, k in zip(jaxpr.outvars, roots(jaxpr), of_all, strict=True):
+            k = k if own is None else own
             if k is not None and is_buffer(v) and v is not jaxpr.invars[k]:
                 found.add(1 + k)
     return found
@@ -211,11 +213,35 @@ def continued(eqn: Eqn) -> Sequence[int | None]:
         first, n = carried
         return range(first, first + n)
     if eqn.primitive is _jax.cond_p:
-        inner = common(roots(_jax.as_closed(b).jaxpr) for b in eqn.params["branches"])
+        inner = common([_jax.as_closed(b).jaxpr for b in eqn.params["branches"]])
         return [None if k is None else 1 + k for k in inner]
     return []
 
 
-def common(roots: Iterable[list[int | None]]) -> list[int | None]:
-    """The roots of the outputs of several branches: None where they aren't the same in all."""
-    return [of_all[0] if len({*of_all}) == 1 else None for of_all in zip(*roots, strict=True)]
+def common(branches: Sequence[Jaxpr]) -> list[int | None]:
+    """The roots of the outputs of several branches: None where they aren't the same in all.
+
+    A new array may be put where another branch has the root, too: it overwrites that as a whole.
+    But the choice between an array as it is and a constant, as in a fence, overwrites nothing.
+    """
+    found: list[int | None] = []
+    for o, of_all in enumerate(zip(*map(roots, branches), strict=True)):
+        k, *others = {*of_all} - {None} or {None}
+        if k is not None and None in of_all:
+            is_choice = all(
+                j.outvars[o] is j.invars[k] or (own is None and _is_constant(j.outvars[o], j))
+                for j, own in zip(branches, of_all, strict=True)
+            )
+            k = None if is_choice else k
+        found.append(None if others else k)
+    return found
+
+
+def _is_constant(atom: Atom, jaxpr: Jaxpr) -> bool:
+    return not is_var(atom) or atom in _constants(jaxpr)
+
+
+@_jax.once_per_jaxpr
+def _constants(jaxpr: Jaxpr) -> set[Any]:
+    """The values of a jaxpr that an equation makes of nothing but literals."""
+    return {v for eqn in jaxpr.eqns if not any(map(is_var, eqn.invars)) for v in eqn.outvars}

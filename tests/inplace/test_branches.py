@@ -232,6 +232,48 @@ def where_the_old_value_is_used(w, u, k):
 
 branches(where_the_old_value_is_used, lambda w, u, k: w[k])
 
+
+def scales(w, u, k):
+    """A branch that overwrites the buffer as a whole is one that writes it."""
+    w[...] *= 0.5
+    return 0.0
+
+
+branches(scales, and_reads)
+
+
+def scales_and_reads(w, u, k):
+    w[...] *= 0.5
+    return w[k]
+
+
+branches(scales_and_reads, and_reads, lambda w, u, k: w[k])
+
+
+def reads_and_scales(w, u, k):
+    old = w[k]
+    w[...] *= 0.5
+    return old
+
+
+branches(reads_and_scales, and_reads)
+
+
+def fills(w, u, k):
+    w[...] = jnp.full(N, u[k])
+    return w[0]
+
+
+branches(fills, lambda w, u, k: w[k])
+
+
+def clears(w, u, k):
+    w[...] = jnp.zeros(N)
+    return 1.0
+
+
+branches(clears, and_reads, lambda w, u, k: w[k])
+
 COPIED = [many_times, all_of_it, where_the_old_value_is_used]
 
 
