@@ -229,8 +229,7 @@ def common(branches: Sequence[Jaxpr]) -> list[int | None]:
         k, *others = {*of_all} - {None} or {None}
         if k is not None and None in of_all:
             is_choice = all(
-                j.outvars[o] is j.invars[k] or (own is None and _is_constant(j.outvars[o], j))
-                for j, own in zip(branches, of_all, strict=True)
+                j.outvars[o] is j.invars[k] or _is_constant(j.outvars[o], j) for j in branches
             )
             k = None if is_choice else k
         found.append(None if others else k)
