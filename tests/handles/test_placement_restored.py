@@ -18,7 +18,9 @@ class Watched:
     """Notes each array of all the elements that lies on one device, whenever a function returns."""
 
     def __init__(self):
-        self.seen, self._before = [], {*map(id, jax.live_arrays())}
+        self.seen = []
+        # With the arrays themselves: of one that is gone, a new one may have the `id`.
+        self._before = {id(x): x for x in jax.live_arrays()}
 
     def __call__(self, frame, event, _):
         if event.endswith("return"):
