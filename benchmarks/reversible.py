@@ -47,8 +47,8 @@ from stopwatch import Timing, calls_a_turn, in_turns, microseconds
 import refs
 
 KiB, MiB = 2**10, 2**20
-# What a gradient may differ from that by hand, as a part of the largest number in it. The exact
-# modes round what is added, 10,000 times.
+# What a gradient may differ from that by hand, as a part of the largest number in it. `Fixed`
+# rounds what is added, 10,000 times.
 ROUNDING = 5e-3
 ALL = 0, 1, 2
 

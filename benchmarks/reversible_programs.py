@@ -154,12 +154,11 @@ def checkpoint(step: Any) -> Any:
 
 
 def modes(bits: int) -> dict[str, dict[str, Any]]:
-    kept = {"pair": "pair", "Grid": refs.Grid(2.0**-bits), "Fixed": refs.Fixed(bits)}
-    return {name: {"mode": mode} for name, mode in kept.items()}
+    return {"Fixed": {"mode": refs.Fixed(bits)}}
 
 
 def rounded(x: Any, bits: int = 16) -> Any:
-    """Numbers that all modes have, so that nothing is rounded at the beginning."""
+    """Numbers that `Fixed` has, so that nothing is rounded at the beginning."""
     return jnp.asarray(np.round(x * 2**bits) / 2**bits, jnp.float32)
 
 
@@ -209,7 +208,7 @@ def orbits(steps: int, bodies: int = 16, dt: float = 1 / 512) -> Coupling:
 
 
 def leaving_the_range(steps: int, size: int = 64) -> Coupling:
-    """Sums and increments larger than what an exact mode has numbers for."""
+    """Sums and increments larger than what `Fixed` has numbers for."""
     rng = np.random.default_rng(0)
     return Coupling(
         f"{steps:,} steps",

@@ -6,8 +6,7 @@
 
 The plain gradient keeps every step's state. The reversible one flies the orbit backwards. In floats
 each sum is undone up to rounding, and over a long flight this adds up: then the gradient is NaN
-rather than wrong. `refs.Fixed`, which keeps integers, and `refs.Grid`, which rounds increments so
-that sums of floats are exact, fly back to the bit.
+rather than wrong. `refs.Fixed`, which keeps integers, flies back to the bit.
 """
 
 from __future__ import annotations
@@ -58,13 +57,11 @@ def make_orbit(wrap: Wrap, steps: int) -> Callable[[Array, Array, float], Array]
     return arrival
 
 
-FIXED, GRID = refs.Fixed(bits=28), refs.Grid(2**-22)  # numbers up to 8, and up to 4
+FIXED = refs.Fixed(bits=28)  # numbers up to 8
 WAYS: dict[str, Wrap] = {
     "plain": lambda fun: fun,
     "float": refs.reversible,
-    "pair": lambda fun: refs.reversible(fun, mode="pair"),
     str(FIXED): lambda fun: refs.reversible(fun, mode=FIXED),
-    "Grid(2**-22)": lambda fun: refs.reversible(fun, mode=GRID),
 }
 
 

@@ -25,8 +25,7 @@ from refs._handles.view import RefView as RefView
 from refs._inplace.in_place import in_place as in_place
 from refs._jit.explain import explain as explain
 from refs._jit.jit import jit as jit
-from refs._reversible.formats import Fixed as Fixed
-from refs._reversible.formats import Grid as Grid
+from refs._reversible.fixed import Fixed as Fixed
 from refs._reversible.inverse import inverse as inverse
 from refs._transforms.checkpoint import checkpoint as checkpoint
 from refs._transforms.checkpoint import remat as remat
@@ -56,7 +55,6 @@ __version__ = "0.1.0"
 # All but `map` and `set`: a star import takes no builtin's name.
 __all__ = [
     "Fixed",
-    "Grid",
     "Pullback",
     "Ref",
     "RefView",

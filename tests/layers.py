@@ -54,7 +54,7 @@ LAYERS = [
     ["_callbacks.primitives"],
     ["_callbacks.analysis", "_callbacks.callback"],
     ["_lanes", "_lanes.primitives", "_lanes.lane_analysis", "_lanes.streams"],
-    ["_reversible", "_reversible.formats", "_reversible.inverses", "_reversible.places"],
+    ["_reversible", "_reversible.fixed", "_reversible.inverses", "_reversible.places"],
     ["_reversible.linear", "_reversible.inverse", "_reversible.nodes", "_reversible.primitive"],
     ["_reversible.equations", "_reversible.scaling", "_reversible.solve", "_reversible.versions"],
     ["_reversible.pieces"],

@@ -149,7 +149,7 @@ class Builder(Choices):
     """Draws statements.
 
     Attributes:
-      is_exact: whether to leave out products, which the exact modes refuse.
+      is_exact: whether to leave out products, which `refs.Fixed` refuses.
       only_integers: whether float refs are only read.
     """
 

@@ -31,15 +31,10 @@ class Kept(NamedTuple):
 
 
 class Recovery:
-    """Values of a body's variables, each found by its step when something asks for it.
-
-    Attributes:
-      flags: bool scalars, all true where what was found is certainly right.
-    """
+    """Values of a body's variables, each found by its step when something asks for it."""
 
     def __init__(self, solution: Solution, env: Mapping[Var, Value]):
         self.solution, self.env = solution, dict(env)
-        self.flags: list[Value] = []
 
     def value(self, x: Operand) -> Value:
         if isinstance(x, Literal):
@@ -60,11 +55,7 @@ class Recovery:
 
     def _take(self, step: Step) -> None:
         for v, x in zip(step.gives, self.evaluated(step), strict=True):
-            if v not in self.env:
-                self.env[v] = x
-                if v.state is not None and v.state.format is not None:
-                    flag = v.state.format.in_range(x)
-                    self.flags += [] if flag is None else [flag]
+            self.env.setdefault(v, x)
 
     def evaluated(self, step: Step) -> Any:
         return step.compute(self.value)
@@ -79,6 +70,7 @@ class Backward(Recovery):
       kept: values that the forward pass has kept, to compare with what is found: the states at
         the beginning of each loop.
       pullbacks: of the equations that were evaluated here.
+      flags: bool scalars, all true where what was found is certainly right.
     """
 
     def __init__(
@@ -92,6 +84,7 @@ class Backward(Recovery):
         self.plan, self.kept = plan, kept
         self.needed = closure(plan.solution, {*plan.demanded, *required})
         self.pullbacks: dict[Node, Pullback] = {}
+        self.flags: list[Value] = []
         self._cts: dict[Var, Value] = {}
 
     def evaluated(self, step: Step) -> Any:
@@ -156,25 +149,21 @@ class Backward(Recovery):
                 node.pull(self)
 
 
-def agree(states: Iterable[tuple[Var, Value, Value, Value]], tolerance: float) -> list[Value]:
+def agree(states: Iterable[tuple[Value, Value, Value]], tolerance: float) -> list[Value]:
     """Whether what was found is what it should be: a list of bool scalars.
 
     Args:
-      states: for each variable: it, the value that was found, what was kept, and its later value,
-        from which it was found.
+      states: for each variable: the value that was found, what was kept, and its later value, from
+        which it was found.
       tolerance: how far floats may be off, in units of the largest number of the array. For an
         array of zeros it is that of its later value, or of all the arrays, if that is less.
     """
     flags, floats = [], []
-    for v, found, kept, later in states:
-        form = None if v.state is None else v.state.format
-        if form is None and isinstance(kept, tuple):
-            continue  # Bits that products have lost: what is popped of a stack is still there.
-        if form is not None and not form.is_exact:
-            found, kept, later = (form.decode(x, v.aval.dtype) for x in (found, kept, later))
-        if _jax.is_key(kept.dtype):
+    for found, kept, later in states:
+        # Of bits that products have lost, what is popped of a stack is still there.
+        if isinstance(kept, tuple) or _jax.is_key(kept.dtype):
             continue
-        if (form is not None and form.is_exact) or not jnp.issubdtype(kept.dtype, jnp.inexact):
+        if not jnp.issubdtype(kept.dtype, jnp.inexact):
             flags.append(jnp.all(found == kept))
         else:
             floats.append([_size(found - kept), _size(kept), _size(later)])

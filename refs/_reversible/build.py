@@ -17,7 +17,7 @@ from refs import _jax
 from refs._origin import origin_of
 from refs._reversible.encoding import SUMS, Encoding
 from refs._reversible.equations import Decode, Encode, Equation
-from refs._reversible.formats import Format
+from refs._reversible.fixed import Fixed
 from refs._reversible.groups import grouped
 from refs._reversible.inverses import type_of
 from refs._reversible.nodes import Body, Node, Operand, State, Var
@@ -48,17 +48,17 @@ class Builder:
 
     Attributes:
       find: gives the cell of a ref that a jaxpr holds as a constant.
-      format_of: gives the format of a ref that is made here, by its type.
+      fixed_of: gives how a ref is encoded that is made here, by its type; None if it isn't.
       is_counted: whether it is known how often the body runs at most.
     """
 
     def __init__(
         self,
         find: Callable[[RefLike], Cell],
-        format_of: Callable[[Any], Format | None],
+        fixed_of: Callable[[Any], Fixed | None],
         is_counted: bool = True,
     ):
-        self.find, self.format_of, self.is_counted = find, format_of, is_counted
+        self.find, self.fixed_of, self.is_counted = find, fixed_of, is_counted
         self.nodes: list[Node] = []
         self.buffers: list[Buffer] = []
         self.saved: list[Var] = []
@@ -151,29 +151,29 @@ class Builder:
         key = cell.version, place.key
         if key in self._reads:
             return self._reads[key]
-        form = cell.state.format
+        fixed = cell.state.fixed
         self._reads[key] = value = Var(out)
-        if form is None:
+        if fixed is None:
             read = Read(cell.version, place, value, line)
             self.add(read)
         else:
             encoded = Var(out)
             read = Read(cell.version, place, encoded, line)
             self.add(read)
-            self.add(Decode(form, encoded, value, line))
+            self.add(Decode(fixed, encoded, value, line))
             self._encoding.known[value] = encoded
         self._read_of[value] = cell, cell.version, read
         return value
 
     def write(self, cell: Cell, place: Place, value: Operand, line: str) -> None:
         """Overwrites a part of a ref; as a sum, if that is what it is."""
-        form = cell.state.format
+        fixed = cell.state.fixed
         after = Var(cell.version.aval, cell.state)
         added = self._sum_in_place(cell, place, value)
         if added is not None:
             self.add(Accumulate(cell.version, place, *added, after, line))
         else:
-            if form is not None:
+            if fixed is not None:
                 value = self._encoding.of(value, cell.state, line)
             self.add(Write(cell.version, place, value, after, line))
         cell.version = after
@@ -201,10 +201,10 @@ class Builder:
 
     def make(self, value: Operand, type_: Any, line: str) -> Cell:
         """A ref that the function makes."""
-        state = State(origin_of(type_), self.format_of(type_.inner_aval))
-        if state.format is not None:
+        state = State(origin_of(type_), self.fixed_of(type_.inner_aval))
+        if state.fixed is not None:
             encoded = Var(value.aval)
-            self.add(Encode(state.format, value, encoded, line))
+            self.add(Encode(state.fixed, value, encoded, line))
             value = encoded
         self.made.append(Cell(value, state, type_.shape))
         return self.made[-1]
@@ -227,7 +227,7 @@ class Builder:
         versions = [Var(c.version.aval, c.state) for c in cells]
         mine = {id(c): Cell(v, c.state, c.shape) for c, v in zip(cells, versions, strict=True)}
         is_counted = self.is_counted and times is not None
-        builder = Builder(lambda ref: mine[id(self.find(ref))], self.format_of, is_counted)
+        builder = Builder(lambda ref: mine[id(self.find(ref))], self.fixed_of, is_counted)
         index = Var(_jax.array_type((), jnp.int32))
         arrays: list[Var] = []
 

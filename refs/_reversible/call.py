@@ -40,10 +40,10 @@ def differentiable(
 ) -> Callable[[list[Value]], list[Value]]:
     """The function of the inputs of a program, which `make` makes, to its outputs.
 
-    `plain` does the same, but for the rounding of a format.
+    `plain` does the same, but for the rounding of the exact mode.
     """
     made = functools.cache(make)
-    run = plain if settings.format is None else lambda inputs: _outputs(made(), inputs)
+    run = plain if settings.fixed is None else lambda inputs: _outputs(made(), inputs)
 
     @jax.custom_jvp
     def call(inputs: list[Value]) -> list[Value]:
@@ -143,8 +143,7 @@ def _back(
     plan = Plan(body)
     plan.spread(body.inputs[k] for k in moving)
     plan.want(variables(v for v, _ in wanted))
-    is_exact = settings.format is not None and settings.format.is_exact
-    plan.settle(solve(body, program.given, is_exact))
+    plan.settle(solve(body, program.given, settings.fixed is not None))
     known = [*forward.inputs[n:], *forward.last, *forward.saved]
     env = dict(zip(program.given, known, strict=True))
     kept = None
@@ -197,9 +196,7 @@ def _poisoned(is_right: Value, cts: list[Value]) -> list[Value]:
     return linear_map_p.bind(is_right, *cts, linear=LinearMap(1, types, poison, back))
 
 
-def _found_first(
-    program: Program, run: Backward, kept: Kept
-) -> list[tuple[Var, Value, Value, Value]]:
+def _found_first(program: Program, run: Backward, kept: Kept) -> list[tuple[Value, Value, Value]]:
     """The states at the beginning that were found: all that follow from what was."""
     pairs = zip(program.first, program.last, strict=True)
     states = {v.state for v in run.needed if v.state is not None and v not in run.solution.given}
@@ -210,7 +207,7 @@ def _found_first(
         for v in variables(node.ins[:1])
     }
     return [
-        (v, run.value(v), kept.values[v], run.value(last))
+        (run.value(v), kept.values[v], run.value(last))
         for v, last in pairs
         if isinstance(v, Var)
         and v not in run.solution.given

@@ -1,4 +1,4 @@
-"""What is written to a ref that is kept in a format, as arithmetic on encoded values.
+"""What is written to a ref that is kept as integers, as arithmetic on encoded values.
 
 The value that is written is followed back, through sums, moves and products with constants, to what
 was read from a ref: these are done on encoded values instead, and so can be undone exactly.
@@ -15,7 +15,7 @@ from jax import lax
 
 from refs import _jax
 from refs._reversible.equations import Encode, Equation, Meaning, Moved, Negative, Plus
-from refs._reversible.formats import Fixed, Format
+from refs._reversible.fixed import Fixed
 from refs._reversible.nodes import Node, Operand, State, Var, variables
 from refs._reversible.pieces import part_of
 from refs._reversible.places import Literal
@@ -60,11 +60,11 @@ class Encoding:
 
     def of(self, value: Operand, state: State, line: str) -> Operand:
         """What is written to a ref, encoded: rounded, if not made of sums of encoded values."""
-        assert state.format is not None
+        assert state.fixed is not None
         found = self._found(state, value, line)
         if found is None:
             found = Var(value.aval)
-            self.add(Encode(state.format, value, found, line))
+            self.add(Encode(state.fixed, value, found, line))
         return found
 
     def _found(self, state: State, value: Operand, line: str) -> Operand | None:
@@ -79,13 +79,13 @@ class Encoding:
         if node.eqn.primitive in _MOVES:
             return self._moved(state, node, value, line)
         # What the ref itself held is to be undone: that first, and then another ref's contents.
-        form = state.format
-        assert form is not None
+        fixed = state.fixed
+        assert fixed is not None
         places = sorted(range(len(node.ins)), key=lambda k: not self._holds(state, node.ins[k]))
         for k in places:
             operand = node.ins[k]
             if operand.aval.shape == value.aval.shape:
-                make = self._on_encoded(form, node, k, line)
+                make = self._on_encoded(fixed, node, k, line)
                 part = None if make is None else self._found(state, operand, line)
                 if make is not None and part is not None:
                     return make(part)
@@ -93,7 +93,7 @@ class Encoding:
 
     def _moved(self, state: State, node: Equation, value: Var, line: str) -> Operand | None:
         """The encoded value that an equation has moved; what is joined to it is rounded."""
-        assert state.format is not None
+        assert state.fixed is not None
         outs = [Var(v.aval) for v in node.outs]
         eqn = node.eqn
         if eqn.primitive is lax.gather_p:
@@ -112,7 +112,7 @@ class Encoding:
         self.add(moved)
         self.known.update(zip(node.outs, outs, strict=True))
         for plain, encoded in zip(node.outs, outs, strict=True):
-            self.add(Meaning(state.format, encoded, plain))
+            self.add(Meaning(state.fixed, encoded, plain))
         return self.known[value]
 
     def _holds(self, state: State, value: Operand) -> bool:
@@ -128,7 +128,7 @@ class Encoding:
         )
 
     def _on_encoded(
-        self, form: Format, node: Equation, k: int, line: str
+        self, fixed: Fixed, node: Equation, k: int, line: str
     ) -> Callable[[Operand], Operand] | None:
         """How the encoded result of an equation is made of its encoded `k`-th operand, or None."""
         primitive, out = node.eqn.primitive, Var(node.outs[0].aval)
@@ -143,16 +143,16 @@ class Encoding:
             other = node.ins[1 - k]
             if primitive is lax.sub_p and k == 1:  # What is known, less the state.
                 return lambda part: added(
-                    Plus(form, self._negative(part, line), other, 1, out, line)
+                    Plus(fixed, self._negative(part, line), other, 1, out, line)
                 )
             sign = -1 if primitive is lax.sub_p else 1
-            return lambda part: added(Plus(form, part, other, sign, out, line))
+            return lambda part: added(Plus(fixed, part, other, sign, out, line))
         factor = self._factor(node, 1 - k) if primitive in (lax.mul_p, lax.div_p) else None
         if factor is not None and (k == 0 or primitive is lax.mul_p):
             factor = factor if primitive is lax.mul_p else 1 / factor
             if factor == -1:
                 return lambda part: self._negative(part, line)
-            if isinstance(form, Fixed) and self.is_counted:
+            if self.is_counted:
                 return lambda part: self._scaled(factor, part, out, line)
         return None
 

@@ -9,7 +9,7 @@ import jax
 from jax import lax
 
 from refs import _jax
-from refs._reversible.formats import Format
+from refs._reversible.fixed import Fixed
 from refs._reversible.inverses import INVERSES, Given, Inverse, type_of
 from refs._reversible.nodes import (
     Lookup,
@@ -79,9 +79,13 @@ class Equation(Node):
             hidden = range(len(self.ins)) if inverse.alone else unknown
             operands = [None if j in hidden else at(x) for j, x in enumerate(self.ins)]
             given = Given(self.eqn, k, operands, [at(v) for v in self.outs])
-            return [inverse.find(given).astype(type_of(self.eqn.invars[k]).dtype)]
+            return [self._of_type(inverse.find(given), k)]
 
         return compute
+
+    def _of_type(self, found: Value, k: int) -> Value:
+        """An operand that was found, of the operand's type."""
+        return found.astype(type_of(self.eqn.invars[k]).dtype)
 
     def spread(self, plan: Plan) -> None:
         if self.eqn.primitive is not _jax.stop_gradient_p:
@@ -178,19 +182,16 @@ _used: dict[Any, list[int]] = {}
 
 
 class Encode(Node):
-    """An array, rounded to a format: written over what a ref holds, or its initial contents."""
+    """An array, encoded: written over what a ref holds, or its initial contents."""
 
-    def __init__(self, format: Format, x: Operand, out: Var, line: str):
-        self.format, self.ins, self.outs, self.line = format, (x,), (out,), line
+    def __init__(self, fixed: Fixed, x: Operand, out: Var, line: str):
+        self.fixed, self.ins, self.outs, self.line = fixed, (x,), (out,), line
 
     def run(self, values: Sequence[Value]) -> list[Value]:
-        return [self.format.encode(_jax.as_array(values[0]))]
+        return [self.fixed.encode(_jax.as_array(values[0]))]
 
     def ways(self, known: Solution) -> Iterator[Step]:
         yield from self.own_way(known)
-        [x], [out] = self.ins, self.outs
-        if not self.format.is_exact and isinstance(x, Var) and x not in known and out in known:
-            yield Step(self, (out,), (x,), lambda at: [self.format.decode(at(out), x.aval.dtype)])
 
     def pull(self, run: Backward) -> None:
         run.give(self.ins[0], run.take(self.outs[0]))
@@ -199,17 +200,14 @@ class Encode(Node):
 class Decode(Node):
     """The array that an encoded value stands for."""
 
-    def __init__(self, format: Format, s: Operand, out: Var, line: str):
-        self.format, self.ins, self.outs, self.line = format, (s,), (out,), line
+    def __init__(self, fixed: Fixed, s: Operand, out: Var, line: str):
+        self.fixed, self.ins, self.outs, self.line = fixed, (s,), (out,), line
 
     def run(self, values: Sequence[Value]) -> list[Value]:
-        return [self.format.decode(values[0], self.outs[0].aval.dtype)]
+        return [self.fixed.decode(values[0], self.outs[0].aval.dtype)]
 
     def ways(self, known: Solution) -> Iterator[Step]:
         yield from self.own_way(known)
-        [s], [out] = self.ins, self.outs
-        if not self.format.is_exact and isinstance(s, Var) and s not in known and out in known:
-            yield Step(self, (out,), (s,), lambda at: [self.format.encode(at(out))])
 
     def pull(self, run: Backward) -> None:
         run.give(self.ins[0], run.take(self.outs[0]))
@@ -218,8 +216,8 @@ class Decode(Node):
 class Meaning(Relation):
     """The array that an encoded value stands for, where it is computed in another way, too."""
 
-    def __init__(self, format: Format, s: Var, x: Var):
-        self.format, self.s, self.x = format, s, x
+    def __init__(self, fixed: Fixed, s: Var, x: Var):
+        self.fixed, self.s, self.x = fixed, s, x
 
     @property
     def watched(self) -> Iterable[Var]:
@@ -228,18 +226,18 @@ class Meaning(Relation):
     def ways(self, known: Solution) -> Iterator[Step]:
         s, x = self.s, self.x
         if s in known and x not in known:
-            yield Step(self, (s,), (x,), lambda at: [self.format.decode(at(s), x.aval.dtype)])
+            yield Step(self, (s,), (x,), lambda at: [self.fixed.decode(at(s), x.aval.dtype)])
 
 
 class Plus(Node):
     """The sum of an encoded value and an array (`sign` -1: the difference)."""
 
-    def __init__(self, format: Format, s: Operand, x: Operand, sign: int, out: Var, line: str):
-        self.format, self.sign = format, sign
+    def __init__(self, fixed: Fixed, s: Operand, x: Operand, sign: int, out: Var, line: str):
+        self.fixed, self.sign = fixed, sign
         self.ins, self.outs, self.line = (s, x), (out,), line
 
     def run(self, values: Sequence[Value]) -> list[Value]:
-        return [self.format.plus(values[0], _jax.as_array(values[1]), self.sign)]
+        return [self.fixed.plus(values[0], _jax.as_array(values[1]), self.sign)]
 
     def ways(self, known: Solution) -> Iterator[Step]:
         yield from self.own_way(known)
@@ -250,7 +248,7 @@ class Plus(Node):
                 self,
                 (out, *variables((x,))),
                 (s,),
-                lambda at: [self.format.plus(at(out), _jax.as_array(at(x)), -self.sign)],
+                lambda at: [self.fixed.plus(at(out), _jax.as_array(at(x)), -self.sign)],
             )
 
     def pull(self, run: Backward) -> None:
@@ -269,7 +267,7 @@ class Negative(Node):
         self.ins, self.outs, self.line = (s,), (out,), line
 
     def run(self, values: Sequence[Value]) -> list[Value]:
-        return [jax.tree.map(lambda x: -x, values[0])]
+        return [-values[0]]
 
     def ways(self, known: Solution) -> Iterator[Step]:
         yield from self.own_way(known)
@@ -290,32 +288,8 @@ class Moved(Equation):
         """The number of operands that are encoded: the first ones."""
         return 1 if self.eqn.primitive is lax.gather_p else len(self.ins)
 
-    def run(self, values: Sequence[Value]) -> list[Value]:
-        return self._moved(values, super().run)
-
-    def _moved(
-        self, values: Sequence[Value], move: Callable[[Sequence[Value]], Sequence[Value]]
-    ) -> list[Value]:
-        """What `move` gives for each of the arrays that encoded values consist of."""
-        some, rest = values[: self.encoded], values[self.encoded :]
-        arrays = zip(*map(jax.tree.leaves, some), strict=True)
-        moved = zip(*(move([*parts, *rest]) for parts in arrays), strict=True)
-        structure = jax.tree.structure(some[0])
-        return [jax.tree.unflatten(structure, out) for out in moved]
-
-    def _inverted(
-        self, inverse: Inverse, k: int, unknown: Sequence[int]
-    ) -> Callable[[Lookup], list[Value]]:
-        def find(results: Sequence[Value]) -> list[Value]:
-            return [inverse.find(Given(self.eqn, k, [None] * len(self.ins), results))]
-
-        def compute(at: Lookup) -> list[Value]:
-            results = [at(v) for v in self.outs]
-            arrays = zip(*map(jax.tree.leaves, results), strict=True)
-            [found] = zip(*map(find, arrays), strict=True)
-            return [jax.tree.unflatten(jax.tree.structure(results[0]), found)]
-
-        return compute
+    def _of_type(self, found: Value, k: int) -> Value:
+        return found  # an integer, where the equation has a float
 
     def pull(self, run: Backward) -> None:
         cts = [run.take(v) for v in self.outs]
@@ -323,8 +297,8 @@ class Moved(Equation):
             return
         rest = [run.value(x) for x in self.ins[self.encoded :]]
         operands = self.ins[: self.encoded]
-        given = jax.linear_transpose(
-            lambda *xs: super(Moved, self).run([*xs, *rest]), *map(run.zeros, operands)
-        )([run.zeros(v) if ct is None else ct for v, ct in zip(self.outs, cts, strict=True)])
+        given = jax.linear_transpose(lambda *xs: self.run([*xs, *rest]), *map(run.zeros, operands))(
+            [run.zeros(v) if ct is None else ct for v, ct in zip(self.outs, cts, strict=True)]
+        )
         for operand, ct in zip(operands, given, strict=True):
             run.give(operand, ct)

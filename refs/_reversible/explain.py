@@ -121,7 +121,7 @@ def _reasons(operands: tuple[Operand, ...], known: Solution, made_by: dict[Var, 
                     f"the result of `{node.eqn.primitive}` at {node.line}, which runs once"
                 )
             elif node is None and v.state is None:
-                where = ": in an exact mode only refs can" if known.is_exact else ""
+                where = ": in refs.Fixed only refs can" if known.is_exact else ""
                 found.append(f"a part of the loop's carry that can't be undone{where}")
     return " and ".join(dict.fromkeys(found)) or "a value that is not known at the end"
 
@@ -151,8 +151,7 @@ def _how(node: Write, known: Solution, made_by: dict[Var, Node]) -> str:
                     "keep the old value in another ref, or use refs.inverse or refs.checkpoint"
                 )
     exactly = (
-        ": in an exact mode sums, moves and negation are undone, and in refs.Fixed products with "
-        "constants"
+        ": in refs.Fixed sums, moves, negation and products with constants are undone"
         if known.is_exact
         else ""
     )

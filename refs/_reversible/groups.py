@@ -1,6 +1,6 @@
 """Groups of equations that are evaluated apart from all others, to the same bits each time.
 
-In exact modes what is added must come out the same, to the bit, when it is computed again. XLA
+In the exact mode what is added must come out the same, to the bit, when it is computed again. XLA
 computes an expression in other ways beside other uses of it, or of the values that it is made of:
 it turns quotients into products, puts operations into one kernel, where a product and a sum become
 one operation with one rounding, and makes one product of two that share an operand. So the
@@ -98,9 +98,8 @@ def grouped(nodes: Sequence[Node], outputs: Sequence[Operand]) -> Sequence[Node]
 
 
 def _rounds(node: Node) -> bool:
-    """Whether a node rounds an operand to an exact format."""
-    form = node.format if isinstance(node, Accumulate | Plus | Encode) else None
-    return form is not None and form.is_exact
+    """Whether a node encodes an operand."""
+    return isinstance(node, Accumulate | Plus | Encode) and node.fixed is not None
 
 
 def _is_member(node: Node) -> bool:

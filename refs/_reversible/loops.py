@@ -318,7 +318,7 @@ class Loop(Node):
             if isinstance(v, Var):
                 if run.kept is not None and v in run.kept.values:
                     kept = run.kept.values[v]
-                    states.append((self.before(c), found, kept, run.value(self.outs[c])))
+                    states.append((found, kept, run.value(self.outs[c])))
                     found = kept
                 run.find(v, found)
         if run.kept is not None:
@@ -342,7 +342,7 @@ class Loop(Node):
                 kept = jax.tree.map(
                     lambda b: lax.dynamic_index_in_dim(b, i // every, keepdims=False), buffers
                 )
-                states = zip(map(self.before, needs.carried), found, kept, later, strict=True)
+                states = zip(found, kept, later, strict=True)
                 return kept, jnp.all(jnp.stack([always, *agree(states, tolerance)]))
 
             new, flag = lax.cond(i % every == 0, here, lambda: (found, always))

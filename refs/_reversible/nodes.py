@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import jax.numpy as jnp
 
 from refs._origin import Origin
-from refs._reversible.formats import Format
+from refs._reversible.fixed import Fixed
 from refs._reversible.places import Literal
 from refs._types import Aval, Value
 
@@ -28,7 +28,7 @@ class State(NamedTuple):
     """A ref of a body: its origin, and how its contents are kept between writes."""
 
     origin: Origin
-    format: Format | None
+    fixed: Fixed | None
 
 
 class Var:

@@ -71,7 +71,7 @@ class Pieces(Relation):
                 whole = whole.at[part.index].set(value.reshape(part.shape))
             return whole
 
-        return jax.tree.map(join, *(at(part.value) for part in parts))
+        return join(*(at(part.value) for part in parts))
 
 
 def pieces(nodes: Sequence[Node], made_by: Mapping[Var, Node]) -> list[Pieces]:

@@ -93,32 +93,26 @@ class Place(NamedTuple):
         return any(map(_apart, self.spans, other.spans))
 
     def read(self, x: Value, leaves: Sequence[Value]) -> Value:
-        """The part of an array, or of each of several arrays of one shape."""
-        return jax.tree.map(lambda a: self._read(a, leaves), x)
-
-    def write(self, x: Value, leaves: Sequence[Value], value: Value) -> Value:
-        """The array, or arrays, with this part overwritten."""
-        return jax.tree.map(lambda a, v: self._write(a, leaves, v), x, value)
-
-    def add(self, x: Value, leaves: Sequence[Value], value: Value) -> Value:
-        """The array with `value` added to this part."""
-        if self.tree is None:
-            return self._write(x, leaves, self._read(x, leaves) + value)
-        return ref_transforms.update(x, jax.tree.unflatten(self.tree, list(leaves)), "add", value)
-
-    def _read(self, x: Value, leaves: Sequence[Value]) -> Value:
+        """The part of an array."""
         if self.tree is None:
             return lax.dynamic_index_in_dim(
                 x, leaves[0], keepdims=False, allow_negative_indices=False
             )
         return ref_transforms.read(x, jax.tree.unflatten(self.tree, list(leaves)))
 
-    def _write(self, x: Value, leaves: Sequence[Value], value: Value) -> Value:
+    def write(self, x: Value, leaves: Sequence[Value], value: Value) -> Value:
+        """The array with this part overwritten."""
         if self.tree is None:
             return lax.dynamic_update_index_in_dim(
                 x, value, leaves[0], 0, allow_negative_indices=False
             )
         return ref_transforms.update(x, jax.tree.unflatten(self.tree, list(leaves)), "set", value)
+
+    def add(self, x: Value, leaves: Sequence[Value], value: Value) -> Value:
+        """The array with `value` added to this part."""
+        if self.tree is None:
+            return self.write(x, leaves, self.read(x, leaves) + value)
+        return ref_transforms.update(x, jax.tree.unflatten(self.tree, list(leaves)), "add", value)
 
 
 def _spans(transforms: Sequence[Any], shape: tuple[int, ...]) -> tuple[Span, ...] | None:

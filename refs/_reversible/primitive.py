@@ -8,7 +8,7 @@ from typing import Any
 from jax.extend.core import Primitive
 
 from refs import _jax
-from refs._reversible.formats import Format
+from refs._reversible.fixed import Fixed
 from refs._types import Aval, ClosedJaxpr
 
 reversible_p = Primitive("reversible")
@@ -19,7 +19,7 @@ reversible_p.multiple_results = True
 class Settings:
     """The arguments of `refs.reversible`: see there."""
 
-    format: Format | None
+    fixed: Fixed | None
     tolerance: float | None
     anchors: int | None
 

@@ -14,7 +14,7 @@ from refs._reversible import access as access  # imported for their rules
 from refs._reversible import flow as flow
 from refs._reversible.build import Builder, Cell
 from refs._reversible.equations import Decode, Encode
-from refs._reversible.formats import Format
+from refs._reversible.fixed import Fixed
 from refs._reversible.loops import Loop
 from refs._reversible.nodes import Body, Operand, State, Var, is_smooth_type, variables
 from refs._reversible.places import Literal, is_index_type
@@ -55,7 +55,7 @@ class Program(NamedTuple):
         unused: Sequence[Aval],
         arrays: Sequence[Aval],
         key_of: Callable[[RefLike], Any],
-        format: Format | None,
+        fixed: Fixed | None,
     ) -> Program:
         """The program of a jaxpr.
 
@@ -68,20 +68,20 @@ class Program(NamedTuple):
           unused: the types of inputs, after the state, that it makes no use of.
           arrays: the types of the inputs that are arrays.
           key_of: the key of a ref that the jaxpr holds as a constant.
-          format: how float refs are kept that it writes.
+          fixed: how float refs are encoded that it writes; None: they aren't.
         """
         inputs = [Var(c.aval) for c in (*written, *read)]
         cells: dict[Any, Cell] = {}
-        builder = Builder(lambda ref: cells[key_of(ref)], lambda aval: _kept(format, aval))
+        builder = Builder(lambda ref: cells[key_of(ref)], lambda aval: _kept(fixed, aval))
         first: list[Operand] = []
         for k, (contents, v) in enumerate(zip((*written, *read), inputs, strict=True)):
-            form = _kept(format, v.aval) if k < len(written) else None
-            v.state = state = State(contents.origin, form)
+            own = _kept(fixed, v.aval) if k < len(written) else None
+            v.state = state = State(contents.origin, own)
             version = v
-            if form is not None:
-                form.check(v.aval.dtype, contents.origin.describe())
+            if own is not None:
+                own.check(v.aval.dtype, contents.origin.describe())
                 version = Var(v.aval, state)
-                builder.add(Encode(form, v, version, "the beginning"))
+                builder.add(Encode(own, v, version, "the beginning"))
             cells[contents.key] = Cell(version, state, v.aval.shape)
             first += [version] if k < len(written) else []
         own = [*map(Var, arrays)]
@@ -96,9 +96,9 @@ class Program(NamedTuple):
         new: list[Operand] = []
         for version in last:
             state = version.state if isinstance(version, Var) else None
-            if state is not None and state.format is not None:
+            if state is not None and state.fixed is not None:
                 decoded = Var(version.aval)
-                builder.add(Decode(state.format, version, decoded, "the end"))
+                builder.add(Decode(state.fixed, version, decoded, "the end"))
                 version = decoded
             new.append(version)
         _keep(builder)
@@ -145,8 +145,8 @@ def known_index(x: Value) -> Literal | None:
     return Literal(x, aval) if is_known and is_index_type(aval) else None
 
 
-def _kept(format: Format | None, aval: Aval) -> Format | None:
-    return format if is_smooth_type(aval) else None
+def _kept(fixed: Fixed | None, aval: Aval) -> Fixed | None:
+    return fixed if is_smooth_type(aval) else None
 
 
 def _integer(dtype: DType) -> DType:

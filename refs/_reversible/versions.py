@@ -85,7 +85,7 @@ class Read(Node):
         """The version, all of whose elements have been read, each once."""
         part = at(self.outs[0])
         leaves = [at(v) for v in self.place.leaves]
-        like = jax.tree.map(lambda x: jnp.zeros(self.ins[0].aval.shape, x.dtype), part)
+        like = jnp.zeros(self.ins[0].aval.shape, part.dtype)
         return [self.place.write(like, leaves, part)]
 
     def _read(self, at: Lookup, version: Operand) -> Value:
@@ -210,7 +210,7 @@ class Accumulate(Version):
         self.ins, self.outs, self.line = (version, amount, *place.leaves), (after,), line
         self.place, self.sign = place, sign
         assert after.state is not None
-        self.format = after.state.format
+        self.fixed = after.state.fixed
 
     @property
     def amount(self) -> Operand:
@@ -221,15 +221,12 @@ class Accumulate(Version):
         return [self._added(version, amount, leaves, self.sign)]
 
     def _added(self, x: Value, amount: Value, leaves: Sequence[Value], sign: int) -> Value:
-        if self.format is None:
+        if self.fixed is None:
             return self._plus(x, amount, leaves, sign)
         if self.place.is_distinct:
             part = self.place.read(x, leaves)
-            return self.place.write(x, leaves, self.format.plus(part, amount, sign))
-        amount = self.format.amount(amount)
-        if isinstance(x, tuple):  # The first of a pair takes it all: it may go to one place twice.
-            return (self._plus(x[0], amount, leaves, sign), *x[1:])
-        return self._plus(x, amount, leaves, sign)
+            return self.place.write(x, leaves, self.fixed.plus(part, amount, sign))
+        return self._plus(x, self.fixed.encode(amount), leaves, sign)
 
     def _plus(self, x: Value, amount: Value, leaves: Sequence[Value], sign: int) -> Value:
         part = jax.eval_shape(lambda x: self.place.read(x, leaves), x)

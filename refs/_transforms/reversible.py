@@ -14,7 +14,7 @@ from refs._discharge.interpreter import Context
 from refs._discharge.op_by_op import is_staged
 from refs._discharge.rules.reversible import call_reversible
 from refs._handles.predicates import is_ref
-from refs._reversible.formats import Format, format_of
+from refs._reversible.fixed import Fixed, fixed_of
 from refs._reversible.primitive import Settings, reversible_p
 from refs._tracing import touch_analysis
 from refs._tracing.discharged import is_to_be_discharged
@@ -33,7 +33,7 @@ R = TypeVar("R")
 def reversible(
     fun: Callable[P, R],
     *,
-    mode: str | Format = ...,
+    mode: str | Fixed = ...,
     tolerance: float | None = ...,
     anchors: int | None = ...,
 ) -> Callable[P, R]: ...
@@ -43,7 +43,7 @@ def reversible(
 def reversible(
     fun: None = ...,
     *,
-    mode: str | Format = ...,
+    mode: str | Fixed = ...,
     tolerance: float | None = ...,
     anchors: int | None = ...,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
@@ -52,7 +52,7 @@ def reversible(
 def reversible(
     fun: Any = None,
     *,
-    mode: str | Format = "float",
+    mode: str | Fixed = "float",
     tolerance: float | None = 1e-3,
     anchors: int | None = None,
 ) -> Any:
@@ -69,9 +69,8 @@ def reversible(
         does to them must be possible to undo, as far as the gradient needs what they held: sums
         with what is known, differences, exchanges, and other operations that can be inverted.
         Without it, a decorator is returned.
-      mode: how float refs are kept. "float": as they are; sums are undone up to rounding. "pair":
-        as a sum of two floats. `refs.Fixed(bits)`, `refs.Grid(step)`: exactly; what is added is
-        rounded.
+      mode: how float refs are kept. "float": as they are; sums are undone up to rounding.
+        `refs.Fixed(bits)`: as integers, exactly; what is written is rounded.
       tolerance: the state that was restored is compared with the initial one. If a float is off by
         more than this part of the largest number in its ref, every gradient is NaN. None: don't
         compare, nor keep the initial state.
@@ -98,7 +97,7 @@ def reversible(
     if fun is None:
         return lambda fun: reversible(fun, mode=mode, tolerance=tolerance, anchors=anchors)
     check_callable("reversible", fun)
-    settings = Settings(format_of(mode), _checked(tolerance), _counted(anchors))
+    settings = Settings(fixed_of(mode), _checked(tolerance), _counted(anchors))
     choice = Choice.of(fun, None, None)
 
     def bound(inner: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from refs._discharge.program import Program as Discharged
 from refs._handles import access
 from refs._origin import origin_of
 from refs._reversible.backward import Recovery
-from refs._reversible.formats import Format, format_of
+from refs._reversible.fixed import Fixed, fixed_of
 from refs._reversible.nodes import Var, is_smooth, variables
 from refs._reversible.plan import Plan
 from refs._reversible.program import Contents, Program
@@ -85,7 +85,7 @@ class ReversibleReport:
 def check_reversible(
     fun: Callable[..., Any],
     *args: Any,
-    mode: str | Format = "float",
+    mode: str | Fixed = "float",
     tolerance: float | None = 1e-3,
     anchors: int | None = None,
     rtol: float | None = None,
@@ -138,7 +138,7 @@ def check_reversible(
 
     leaves = [jnp.asarray(x) for x in call.leaves]
     discharged = Discharged.of(make_jaxpr(of_arrays)(leaves))
-    restored, plan = _restored(discharged, leaves, format_of(options["mode"]))
+    restored, plan = _restored(discharged, leaves, fixed_of(options["mode"]))
     wrapped = reversible(of_arrays, **options)
     has_while = _jax.any_equation(discharged.jaxpr, lambda e: e.primitive is _jax.while_p)
     plain = None if has_while else of_arrays
@@ -150,7 +150,7 @@ def check_reversible(
 
 
 def _restored(
-    discharged: Discharged, leaves: Sequence[Value], format: Format | None
+    discharged: Discharged, leaves: Sequence[Value], fixed: Fixed | None
 ) -> tuple[tuple[RestoredRef, ...], Plan]:
     """Each written ref as it is restored, and the plan of the backward pass."""
     touches, _ = discharged.touches({})
@@ -172,13 +172,12 @@ def _restored(
         [],
         types[len(contents) :],
         lambda ref: discharged.position[id(ref)],
-        format,
+        fixed,
     )
     plan = Plan(program.body)
     plan.spread(program.body.inputs)
     plan.want(variables(program.body.outputs))
-    is_exact = format is not None and format.is_exact
-    plan.settle(solve(program.body, program.given, is_exact))
+    plan.settle(solve(program.body, program.given, fixed is not None))
     known = [v for v in program.first if v in plan.solution and isinstance(v, Var)]
 
     @jax.jit
@@ -194,9 +193,9 @@ def _restored(
         if v not in pairs:
             restored.append(RestoredRef(described, None, None))
             continue
-        found, kept = (jax.tree.leaves(x) for x in pairs[v])
-        bits = sum(map(_differing_bits, found, kept))
-        drift = _off(found[0], kept[0]) if is_smooth(v) else float(bits > 0)
+        found, kept = pairs[v]
+        bits = _differing_bits(found, kept)
+        drift = _off(found, kept) if is_smooth(v) else float(bits > 0)
         restored.append(RestoredRef(described, drift, bits))
     return tuple(restored), plan
 

@@ -168,15 +168,6 @@ def native_freed_twice(r, i):
     refs.free_ref(native)
 
 
-@raises(
-    errors.RefValueError,
-    "reversible: ref `r` (created at FILE:N) has dtype float32, and Grid(step=2.0) has a step that "
-    "is too small or too large for its numbers".replace("2.0", str(2.0**-140)),
-)
-def grid_too_fine_for_the_dtype(r, i):
-    refs.reversible(r.addupdate, mode=refs.Grid(2.0**-140))(1.0)
-
-
 def told_of_nan(operation, ref="ref `r`"):
     return raises(
         FloatingPointError,

@@ -84,7 +84,7 @@ def reversible_overwriting_at_an_index(r, i):
 @raises(
     errors.NotReversibleError,
     "reversible: the write of ref `r` (created at FILE:N) at FILE:N can't be undone: what it adds "
-    "needs a part of the loop's carry that can't be undone: in an exact mode only refs can. Write "
+    "needs a part of the loop's carry that can't be undone: in refs.Fixed only refs can. Write "
     "to another ref, keep the old value in one, or use refs.checkpoint",
 )
 def reversible_carry_in_an_exact_mode(r, i):
@@ -176,7 +176,7 @@ def reversible_predicate_that_writes(r, i):
 @raises(
     errors.RefTypeError,
     "reversible: a second derivative of a function in mode refs.Fixed, whose states are integers: "
-    "use mode 'float', 'pair' or refs.Grid",
+    "use mode 'float'",
 )
 def reversible_second_derivative_of_integers(r, i):
     def program(k):
@@ -202,21 +202,6 @@ def reversible_complex_in_fixed(r, i):
 
 
 @raises(
-    errors.RefTypeError,
-    "reversible: a ref (created at FILE:N) has dtype complex64, and mode Grid(step=0.5) keeps real "
-    "numbers: use mode 'float', or two refs",
-)
-def reversible_complex_on_a_grid(r, i):
-    z = refs.new_ref(jnp.ones(2, jnp.complex64))
-
-    def program(k):
-        z[...] += k
-        return z[0].real
-
-    gradient(program, mode=refs.Grid(0.5))
-
-
-@raises(
     errors.RefValueError,
     "reversible: ref `r` (created at FILE:N) has dtype float32, which is kept as a 32-bit integer, "
     "and Fixed(bits=40) asks for 40 binary places: 31 are the most",
@@ -238,14 +223,9 @@ def fixed_of_too_many_bits(r, i):
     refs.Fixed(64)
 
 
-@raises(errors.RefValueError, "refs.Grid(0.3): the step is a power of two, such as 2**-16")
-def grid_of_no_power_of_two(r, i):
-    refs.Grid(0.3)
-
-
 @raises(
     errors.RefValueError,
-    "reversible: mode 'exact': a mode is 'float', 'pair', refs.Fixed(bits) or refs.Grid(step)",
+    "reversible: mode 'exact': a mode is 'float' or refs.Fixed(bits)",
 )
 def reversible_in_no_mode(r, i):
     refs.reversible(lambda: None, mode="exact")
@@ -365,9 +345,8 @@ def reversible_while_loop_in_a_while_loop(r, i):
 @raises(
     errors.NotReversibleError,
     "reversible: the write of ref `r` (created at FILE:N) at FILE:N can't be undone: the old value "
-    "is lost: in an exact mode sums, moves and negation are undone, and in refs.Fixed products "
-    "with constants. Update by sums, `ref[...] += x`, keep the old value in a ref, or use "
-    "refs.checkpoint",
+    "is lost: in refs.Fixed sums, moves, negation and products with constants are undone. Update "
+    "by sums, `ref[...] += x`, keep the old value in a ref, or use refs.checkpoint",
 )
 def reversible_product_with_what_is_traced(r, i):
     def program(k):

@@ -24,8 +24,7 @@ from tests.strategies_reversible import CELLS, programs, simpler
 
 CALLS = 2
 ARGUMENTS = ("a", "b", "W", "M")
-EXACT_MODES = [refs.Fixed(40), refs.Grid(2.0**-40)]
-FOR_PAIRS = programs(is_exact=True)
+FIXED = refs.Fixed(40)
 EXACT = 1e-10  # the part of the largest number that a result may be off by
 ROUNDED = 1e-7
 SECONDS = 60  # to make a failed program smaller
@@ -160,16 +159,9 @@ def test_its_gradient_is_that_of_a_tape(jit, program):
 
 @ways.fewer(10)
 @given(programs(is_exact=True))
-@pytest.mark.parametrize("mode", EXACT_MODES)
-def test_gradients_in_exact_modes(mode, program):
+def test_exact_gradients(program):
     # What is written is rounded to 2**-40, and a program may amplify that.
-    check_gradient(program, True, 1e-5, mode=mode, tolerance=0.0)
-
-
-@ways.fewer(10)
-@given(FOR_PAIRS)
-def test_gradients_of_pairs(program):
-    check_gradient(program, True, ROUNDED, mode="pair")
+    check_gradient(program, True, 1e-5, mode=FIXED, tolerance=0.0)
 
 
 @ways.fewer(10)
@@ -196,15 +188,8 @@ def test_what_can_be_undone_is_not_refused(program):
 
 @ways.fewer(5)
 @given(programs(is_exact=True))
-@pytest.mark.parametrize("mode", EXACT_MODES)
-def test_what_can_be_undone_exactly_is_not_refused(mode, program):
-    check_traced(program, mode)
-
-
-@ways.fewer(5)
-@given(FOR_PAIRS)
-def test_what_can_be_undone_of_pairs_is_not_refused(program):
-    check_traced(program, "pair")
+def test_what_can_be_undone_exactly_is_not_refused(program):
+    check_traced(program, FIXED)
 
 
 def check_traced(program, mode):

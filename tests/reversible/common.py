@@ -11,8 +11,8 @@ X, Y = RNG.normal(size=6), RNG.normal(size=6)
 WS = RNG.normal(size=(5, 6)) * 0.3
 LANES = np.stack([X, Y])
 LANES[:, 0] = 0.5, -0.5
-FIXED, GRID = refs.Fixed(40), refs.Grid(2**-40)
-MODES = ["float", "pair", FIXED, GRID]
+FIXED = refs.Fixed(40)
+MODES = ["float", FIXED]
 BOTH = (0, 1)
 
 

@@ -1,4 +1,4 @@
-"""What exact modes ask of the compiler: what is added has the same bits each time."""
+"""What `refs.Fixed` asks of the compiler: what is added has the same bits each time."""
 
 import re
 
@@ -14,7 +14,7 @@ from tests.reversible.programs import net
 RNG = np.random.default_rng(0)
 WEIGHTS = tuple(jnp.asarray(RNG.normal(size=(6, 128, 128)) / 16, jnp.float32) for _ in range(2))
 STATE = jnp.asarray(np.round(RNG.normal(size=(64, 128)) * 2**10) / 2**10, jnp.float32)
-MODES = [refs.Fixed(20), refs.Grid(2**-20)]
+FIXED = refs.Fixed(20)
 
 
 def nested(a, b, ws):
@@ -33,10 +33,9 @@ def nested(a, b, ws):
 
 @pytest.mark.as_released
 @pytest.mark.parametrize("program", [net, nested])
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_products_share_no_operand(program, mode):
+def test_products_share_no_operand(program):
     """On a GPU XLA makes one of those that do, and another product has another rounding."""
-    gradient = jax.jit(refs.grad(loss_of(program, mode=mode), (0, 1)))
+    gradient = jax.jit(refs.grad(loss_of(program, mode=FIXED), (0, 1)))
     lowered = gradient.trace(WEIGHTS, STATE).lower(lowering_platforms=("cuda",))
     text = lowered.as_text(dialect="hlo")
     products = [re.search(r" dot\((\S+), (\S+)\), (.*)", how) for how in instructions(text)]
@@ -55,10 +54,9 @@ def instructions(text):
 
 
 @pytest.mark.parametrize("program", [net, nested])
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_products_are_undone_to_the_bit(program, mode):
+def test_products_are_undone_to_the_bit(program):
     """Or the gradient is NaN: no difference is tolerated."""
-    found = refs.jit(refs.grad(loss_of(program, mode=mode, tolerance=0.0), (0, 1)))(WEIGHTS, STATE)
+    found = refs.jit(refs.grad(loss_of(program, mode=FIXED, tolerance=0.0), (0, 1)))(WEIGHTS, STATE)
     by_hand = refs.jit(refs.grad(loss_of(program), (0, 1)))(WEIGHTS, STATE)
     for x, y in zip((*found[0], found[1]), (*by_hand[0], by_hand[1]), strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-2 * np.abs(y).max())
@@ -78,24 +76,22 @@ def gradient_descent(v, w, rates):
     return jnp.sum(w[...] ** 2)
 
 
-@pytest.mark.parametrize("mode", [refs.Fixed(24), refs.Grid(2**-20)], ids=str)
 @pytest.mark.parametrize("wrap", [lambda f: f, refs.jit], ids=["top level", "jit"])
-def test_sums_are_undone_to_the_bit(wrap, mode):
+def test_sums_are_undone_to_the_bit(wrap):
     def gradient(**options):
         return wrap(refs.grad(loss_of(gradient_descent, **options), (0, 1)))
 
     args = jnp.full(30, 0.1), jnp.array([0.3, -0.7, 1.1])
-    for got, want in zip(gradient(mode=mode)(*args), gradient()(*args), strict=True):
+    for got, want in zip(gradient(mode=refs.Fixed(24))(*args), gradient()(*args), strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-3 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("mode", [refs.Fixed(24), refs.Grid(2**-18)], ids=str)
-def test_functions_of_a_closed_over_array(mode):
+def test_functions_of_a_closed_over_array():
     """At top level a loop that comes again is compiled: the array isn't a constant of it."""
     w, x = WEIGHTS[0][0], STATE.T
     a, b = refs.new_ref(x), refs.new_ref(x)
 
-    @refs.reversible(mode=mode)
+    @refs.reversible(mode=refs.Fixed(24))
     def program(k):
         def step(_, __):
             a[...] += k * (jax.nn.softmax(w) @ b[...])
@@ -114,14 +110,14 @@ def test_functions_of_a_closed_over_array(mode):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_a_grid_of_short_floats(dtype):
+def test_short_floats(dtype):
     """Of numbers with few digits, so that nothing is rounded."""
 
     def program(a, b, w):
         a[...] += w * b[...]
         return jnp.sum(a[...])
 
-    loss = loss_of(program, mode=refs.Grid(2**-4))
+    loss = loss_of(program, mode=refs.Fixed(4))
     x = jnp.ones(3, dtype)
     assert loss(dtype(0.5), x) == 6
     got = refs.grad(loss, (0, 1))(dtype(0.5), x)
@@ -141,7 +137,5 @@ def test_refs_that_begin_as_numbers():
 
 
 def test_options_are_numbers_of_any_kind():
-    mode = refs.Grid(np.float32(2**-4)), refs.Fixed(np.int32(5))
-    for k, m in enumerate(mode):
-        f = refs.grad(loss_of(gradient_descent, mode=m, anchors=np.int64(k + 1), tolerance=None))
-        assert f(jnp.full(3, 0.5), jnp.ones(3)).shape == (3,)
+    f = loss_of(gradient_descent, mode=refs.Fixed(np.int32(5)), anchors=np.int64(2), tolerance=None)
+    assert refs.grad(f)(jnp.full(3, 0.5), jnp.ones(3)).shape == (3,)

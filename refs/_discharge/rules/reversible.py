@@ -56,7 +56,7 @@ def call_reversible(
             constants[len(scope.read) :],
             arrays,
             lambda ref: id(scope.bindings.find(ref)),
-            settings.format,
+            settings.fixed,
         )
 
     is_divided = ctx.lanes is not None and (ctx.lanes.mask is not None or bool(scope.sums))
