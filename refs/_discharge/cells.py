@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jax import lax
-
 from refs import _jax
-from refs._indexing.sharded import sharded_like
 from refs._origin import UNKNOWN, Origin
+from refs._reversible import parts
 from refs._types import RefLike, Value
 from refs.errors import RefEscapeError, RefStateError
 
@@ -107,20 +105,10 @@ class Row(Cell):
         self.changes = whole.changes
 
     def read(self) -> Value:
-        return lax.dynamic_index_in_dim(
-            self.whole.read(), self.index, keepdims=False, allow_negative_indices=False
-        )
+        return parts.read_row(self.whole.read(), self.index)
 
     def write(self, value: Value) -> None:
-        self.whole.write(
-            lax.dynamic_update_index_in_dim(
-                self.whole.read(),
-                sharded_like(value, self.read()),
-                self.index,
-                0,
-                allow_negative_indices=False,
-            )
-        )
+        self.whole.write(parts.update_row(self.whole.read(), self.index, value))
 
 
 def root(cell: Cell) -> Cell:

@@ -137,6 +137,15 @@ class Context:
         finally:
             self.lanes = lanes
 
+    @contextmanager
+    def outside_lanes(self) -> Iterator[None]:
+        """As if what is evaluated weren't in lanes: it is one lane, which JAX batches."""
+        lanes, self.lanes = self.lanes, None
+        try:
+            yield
+        finally:
+            self.lanes = lanes
+
     def bindings(self) -> Bindings:
         """The values and cells of variables and refs here."""
         frames = tuple(env for _, env in reversed(self._frames))

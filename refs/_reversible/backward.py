@@ -88,7 +88,7 @@ class Backward(Recovery):
         self._cts: dict[Var, Value] = {}
 
     def evaluated(self, step: Step) -> Any:
-        node = step.node
+        node = self.plan.pulled(step.node)
         # What moves an encoded value has a pullback of its own.
         if (
             step.runs
@@ -98,7 +98,8 @@ class Backward(Recovery):
         ):
             values = [self.value(x) for x in node.ins]
             out, self.pullbacks[node] = node.linearized(self, values)
-            return out
+            found = dict(zip(node.outs, out, strict=True))
+            return [found[v] if v in found else self.env[v] for v in step.gives]
         return step.compute(self.value)
 
     def _has_active(self, node: Node) -> bool:
@@ -146,7 +147,7 @@ class Backward(Recovery):
         """Pulls the cotangents of the results back to the inputs."""
         for node in reversed(self.plan.body.nodes):
             if self._has_active(node):
-                node.pull(self)
+                self.plan.pulled(node).pull(self)
 
 
 def agree(states: Iterable[tuple[Value, Value, Value]], tolerance: float) -> list[Value]:

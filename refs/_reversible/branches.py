@@ -11,13 +11,24 @@ from jax import lax
 
 from refs import _jax
 from refs._reversible.backward import Backward, Recovery
-from refs._reversible.nodes import Body, Node, Operand, Solution, Step, Var, is_smooth, variables
+from refs._reversible.build import RULES, Builder, results_of
+from refs._reversible.nodes import (
+    Body,
+    FlowNode,
+    Operand,
+    Solution,
+    Step,
+    Var,
+    is_smooth,
+    state_of,
+    variables,
+)
 from refs._reversible.plan import Plan
 from refs._reversible.solve import closure, solve
-from refs._types import Value
+from refs._types import Eqn, Value
 
 
-class Branch(Node):
+class Branch(FlowNode):
     """A choice among bodies. The first operand is the choice, the others are those of the bodies.
 
     Its `outs` are the outputs of the bodies, then what each body has `saved`, zeros for the others.
@@ -28,14 +39,39 @@ class Branch(Node):
         "counter for instance"
     )
 
-    def __init__(
-        self, bodies: Sequence[Body], ins: Sequence[Operand], outs: Sequence[Var], line: str
-    ):
-        self.bodies, self.ins, self.line = tuple(bodies), tuple(ins), line
-        self.key = self.ins[0]
+    def __init__(self, b: Builder, eqn: Eqn, args: Sequence[Operand], is_alone: bool):
+        index, *operands = args
+        inner = [
+            b.inner(_jax.as_closed(branch), operands, 1, len(operands), False)
+            for branch in eqn.params["branches"]
+        ]
+        # What is a version in one branch is one in all.
+        states = [
+            next(filter(None, map(state_of, results)), None)
+            for results in zip(*(x.results for x in inner), strict=True)
+        ]
+        outside = [u for x in inner for u in x.outside]
+        bodies: list[Body] = []
+        for x in inner:
+            # Each branch is given the buffers of all of them, and returns the others' as they are.
+            own = dict(zip(map(id, x.outside), x.buffers, strict=True))
+            pairs = [
+                (u.first, u.last) if u is not None else [Var(theirs.first.aval)] * 2
+                for theirs, u in ((theirs, own.get(id(theirs))) for theirs in outside)
+            ]
+            bodies.append(
+                x.body(
+                    [*(first for first, _ in pairs), *x.inputs],
+                    [*(last for _, last in pairs), *x.alike(states)],
+                )
+            )
+        self.bodies = tuple(bodies)
         self.of_body = [[Var(v.aval) for v in body.saved] for body in bodies]
         self.saved = [v for own in self.of_body for v in own]
-        self.outs = (*outs, *self.saved)
+        self.results = results_of(eqn, states)
+        self.ins = (b.array(index), *(u.first for u in outside), *operands)
+        self.outs = (*(u.last for u in outside), *self.results, *self.saved)
+        self.key, self.line = self.ins[0], b.line_of(eqn)
 
     @property
     def operands(self) -> Sequence[Operand]:
@@ -195,3 +231,6 @@ class Branch(Node):
             v = self.operands[j]
             assert isinstance(v, Var)
             run.find(v, x)
+
+
+RULES[_jax.cond_p] = Branch

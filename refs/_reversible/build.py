@@ -1,7 +1,7 @@
-"""From a jaxpr over refs to a body: see `nodes`.
+"""From a pure jaxpr, with the accesses of `parts`, to a body: see `nodes`.
 
-Calls are inlined. A ref that a loop reads only is an operand of the loop, one that it writes a
-carry.
+Calls are inlined. Loops and branches become nodes of their own, whether they are over refs or not:
+one over arrays alone may be left to JAX, which stores its steps, if they can't be undone.
 """
 
 from __future__ import annotations
@@ -14,171 +14,168 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
-from refs._origin import origin_of
+from refs._origin import UNKNOWN
 from refs._reversible.encoding import SUMS, Encoding
 from refs._reversible.equations import Decode, Encode, Equation
 from refs._reversible.fixed import Fixed
 from refs._reversible.groups import grouped
 from refs._reversible.inverses import type_of
-from refs._reversible.nodes import Body, Node, Operand, State, Var
+from refs._reversible.nodes import Body, FlowNode, Node, Operand, State, Var, is_smooth, state_of
+from refs._reversible.parts import new_version_p, read_part_p, update_part_p
 from refs._reversible.pieces import pieces
 from refs._reversible.places import Literal, Place, is_index_type
-from refs._reversible.primitive import reversible_p
 from refs._reversible.scaling import Buffer
 from refs._reversible.versions import Accumulate, Read, Write, link
-from refs._tracing import touch_analysis
-from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr, RefLike
-from refs.errors import MissingRuleError
-
-
-class Cell:
-    """A ref while its function is turned into a body."""
-
-    __slots__ = ("shape", "state", "version")
-
-    def __init__(self, version: Operand, state: State, shape: tuple[int, ...]):
-        self.version, self.state, self.shape = version, state, shape
-
-    def describe(self) -> str:
-        return self.state.origin.describe()
+from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr
 
 
 class Builder:
-    """The nodes of one body, and what its variables and refs are.
+    """The nodes of one body, and what its variables are.
 
     Attributes:
-      find: gives the cell of a ref that a jaxpr holds as a constant.
-      fixed_of: gives how a ref is encoded that is made here, by its type; None if it isn't.
+      fixed: how the float refs that are written are encoded; None: they aren't.
       is_counted: whether it is known how often the body runs at most.
+      is_careful: whether products are not to be undone: the body is of a loop over arrays alone.
+      last: the last version of each ref, by its state.
+      made: the states of refs that are made here.
     """
 
-    def __init__(
-        self,
-        find: Callable[[RefLike], Cell],
-        fixed_of: Callable[[Any], Fixed | None],
-        is_counted: bool = True,
-    ):
-        self.find, self.fixed_of, self.is_counted = find, fixed_of, is_counted
+    def __init__(self, fixed: Fixed | None, is_counted: bool = True, is_careful: bool = False):
+        self.fixed, self.is_counted, self.is_careful = fixed, is_counted, is_careful
         self.nodes: list[Node] = []
         self.buffers: list[Buffer] = []
         self.saved: list[Var] = []
-        self.made: list[Cell] = []
+        self.last: dict[int, Var] = {}
+        self.made: list[State] = []
         self._made_by: dict[Var, Node] = {}
-        self._read_of: dict[Var, tuple[Cell, Operand, Read]] = {}  # by the read's array
-        self._reads: dict[tuple[Operand, Hashable], Var] = {}  # by version and place
+        self._read_of: dict[Var, Read] = {}  # by the read's array
+        self._known: dict[Hashable, Var] = {}  # what reads and decodings give
         self._encoding = Encoding(self.add, self._made_by, self.buffers, is_counted)
-        self._same: dict[Any, list[Var]] = {}
+        self._same: dict[Any, Equation] = {}
         self._line = "an unknown line"  # that of the call whose jaxpr is being added
 
     def add(self, node: Node) -> None:
         self.nodes.append(node)
         for v in node.outs:
             self._made_by[v] = node
+            if v.state is not None:
+                self.last[id(v.state)] = v
 
     def body(self, inputs: Sequence[Var], outputs: Sequence[Operand]) -> Body:
         link(self.nodes)
         nodes = [*self.nodes, *pieces(self.nodes, self._made_by)]
-        return Body(inputs, grouped(nodes, (*outputs, *self.saved)), outputs, self.saved)
+        nodes = grouped(nodes, (*outputs, *self.saved))
+        return Body(inputs, nodes, outputs, self.saved, self.is_careful)
 
     # --- Jaxprs
 
-    def eval(self, closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
-        """Adds the nodes of a jaxpr. The arguments and results are operands and cells."""
-        consts = [
-            self.find(c) if isinstance(c, _jax.NativeRef) else Literal(c, jax.typeof(c))
-            for c in closed.consts
-        ]
+    def eval(self, closed: ClosedJaxpr, args: Sequence[Operand]) -> list[Operand]:
+        """Adds the nodes of a jaxpr."""
+        consts = [Literal(c, jax.typeof(c)) for c in closed.consts]
         return self.eval_open(closed.jaxpr, [*consts, *args])
 
-    def eval_open(self, jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
-        env: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), args, strict=True))
+    def eval_open(self, jaxpr: Jaxpr, args: Sequence[Operand]) -> list[Operand]:
+        env: dict[Any, Operand] = dict(zip((*jaxpr.constvars, *jaxpr.invars), args, strict=True))
 
-        def at(atom: Atom) -> Any:
+        def at(atom: Atom) -> Operand:
             return Literal(atom.val, atom.aval) if isinstance(atom, _jax.Literal) else env[atom]
 
-        self.used = touch_analysis.used(jaxpr)
         for eqn in jaxpr.eqns:
             out = self._eqn(eqn, [at(v) for v in eqn.invars])
             env.update(zip(eqn.outvars, out, strict=True))
-            self.used = touch_analysis.used(jaxpr)  # not that of a jaxpr that is inlined
         return [at(v) for v in jaxpr.outvars]
 
-    def _eqn(self, eqn: Eqn, args: Sequence[Any]) -> Sequence[Any]:
-        inner = _jax.jaxprs_in(eqn.params)
-        if eqn.primitive in _INLINED:
-            [closed] = inner
+    def _eqn(self, eqn: Eqn, args: Sequence[Operand]) -> Sequence[Operand]:
+        touches_refs = any(map(state_of, args)) or any(
+            _has_parts(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params)
+        )
+        primitive = _jax.primitive_of(eqn)
+        if primitive in _INLINED and (touches_refs or not _says_more(eqn)):
+            [closed] = _jax.jaxprs_in(eqn.params)
             around = self._line
             self._line = _jax.user_line(eqn, around)  # JAX's own functions have no lines inside.
             out = self.eval(closed, args)
             self._line = around
             return out
-        touches_refs = (
-            any(isinstance(a, Cell) for a in args)
-            or any(_jax.is_ref_type(v.aval) for v in eqn.outvars)
-            or any(map(touch_analysis.uses_refs, inner))
-        )
-        primitive = _jax.primitive_of(eqn)
-        if primitive is _jax.remat_p and touches_refs:
-            [closed] = inner
-            return self.eval(closed, args)
-        rule = RULES.get(primitive)
-        if rule is not None and (touches_refs or primitive is _jax.while_p):
-            return rule(self, eqn, args)
-        if touches_refs:
-            described = next((a.describe() for a in args if isinstance(a, Cell)), "refs")
-            raise MissingRuleError(
-                f"reversible: primitive `{eqn.primitive}` at {_jax.user_line(eqn)} takes "
-                f"{described}, and can't be undone: read the ref before (`ref[...]`) and write it "
-                "after, or keep this out of the reversible function"
-            )
-        return self._equation(eqn, args)
+        if primitive in _ACCESSES:
+            return [_ACCESSES[primitive](self, eqn, args)]
+        if primitive in RULES and (touches_refs or not _jax.has_side_effects(eqn)):
+            return self._flow(RULES[primitive], eqn, args, not touches_refs)
+        return self.equation(eqn, args).outs
 
-    def _equation(self, eqn: Eqn, args: Sequence[Operand]) -> Sequence[Operand]:
+    def equation(self, eqn: Eqn, args: Sequence[Operand]) -> Equation:
         # An index is computed for the read and once more for the write: once is enough.
+        args = [*map(self.array, args)]
         key = _key(eqn, args)
         if key is not None and key in self._same:
             return self._same[key]
-        outs = [Var(v.aval) for v in eqn.outvars]
-        self.add(Equation(eqn, args, outs, _jax.user_line(eqn, self._line)))
+        node = Equation(eqn, args, [Var(v.aval) for v in eqn.outvars], self.line_of(eqn))
+        self.add(node)
         if key is not None:
-            self._same[key] = outs
-        return outs
+            self._same[key] = node
+        return node
+
+    def line_of(self, eqn: Eqn) -> str:
+        return _jax.user_line(eqn, self._line)
 
     # --- Refs
 
-    def read(self, cell: Cell, place: Place, out: Any, line: str) -> Var:
-        """The array that a part of a ref holds."""
-        key = cell.version, place.key
-        if key in self._reads:
-            return self._reads[key]
-        fixed = cell.state.fixed
-        self._reads[key] = value = Var(out)
-        if fixed is None:
-            read = Read(cell.version, place, value, line)
+    def array(self, x: Operand) -> Operand:
+        """The array that a version stands for."""
+        fixed = fixed_of(x)
+        if fixed is None or not isinstance(x, Var):
+            return x
+        if x not in self._known:
+            self._known[x] = out = Var(x.aval)
+            self.add(Decode(fixed, x, out, self._line))
+            self._encoding.known[out] = x
+        return self._known[x]
+
+    def version(self, x: Operand, state: State, line: str) -> Operand:
+        """An operand as what a ref holds."""
+        if fixed_of(x) == state.fixed:
+            return x
+        return self._encoding.of(self.array(x), state, line)
+
+    def read(self, version: Operand, place: Place, out: Any, line: str) -> Var:
+        """The array that a part of a version holds; of a scanned ref, its row, a version."""
+        key = version, place.key
+        if key in self._known:
+            return self._known[key]
+        state, fixed = state_of(version), fixed_of(version)
+        value = Var(out, state if place.tree is None else None)
+        if fixed is None or place.tree is None:
+            read = Read(version, place, value, line)
             self.add(read)
         else:
             encoded = Var(out)
-            read = Read(cell.version, place, encoded, line)
+            read = Read(version, place, encoded, line)
             self.add(read)
             self.add(Decode(fixed, encoded, value, line))
             self._encoding.known[value] = encoded
-        self._read_of[value] = cell, cell.version, read
+        self._known[key] = value
+        self._read_of[value] = read
         return value
 
-    def write(self, cell: Cell, place: Place, value: Operand, line: str) -> None:
-        """Overwrites a part of a ref; as a sum, if that is what it is."""
-        fixed = cell.state.fixed
-        after = Var(cell.version.aval, cell.state)
-        added = self._sum_in_place(cell, place, value)
+    def write(self, version: Operand, place: Place, value: Operand, method: str, line: str) -> Var:
+        """The version after a part of another one was written; by a sum, if that is what it is."""
+        state = state_of(version)
+        if state is None:
+            state = State(UNKNOWN, self.fixed if is_smooth(version) else None)
+            version = self.version(version, state, line)
+        after = Var(version.aval, state)
+        added = (value, 1) if method == "add" else self._sum_in_place(version, place, value)
         if added is not None:
-            self.add(Accumulate(cell.version, place, *added, after, line))
-        else:
-            if fixed is not None:
-                value = self._encoding.of(value, cell.state, line)
-            self.add(Write(cell.version, place, value, after, line))
-        cell.version = after
+            self.add(Accumulate(version, place, *added, after, line))
+            return after
+        if state.fixed is not None:
+            value = self.version(value, state, line)
+        self.add(Write(version, place, value, after, line))
+        return after
 
-    def _sum_in_place(self, cell: Cell, place: Place, value: Operand) -> tuple[Operand, int] | None:
+    def _sum_in_place(
+        self, version: Operand, place: Place, value: Operand
+    ) -> tuple[Operand, int] | None:
         """`(amount, sign)` if a value is the sum of `amount` and of the part that it overwrites."""
         node = self._made_by.get(value) if isinstance(value, Var) else None
         is_sum = isinstance(node, Equation) and node.eqn.primitive in SUMS
@@ -187,97 +184,52 @@ class Builder:
         for k, sign in SUMS[node.eqn.primitive]:
             old = node.ins[k]
             read = self._read_of.get(old) if isinstance(old, Var) else None
-            if read is None:
-                continue
-            of, version, found = read
-            if of is cell and version is cell.version and found.place.key == place.key:
+            if read is not None and read.ins[0] is version and read.place.key == place.key:
                 return node.ins[1 - k], sign
         return None
 
-    def accumulate(self, cell: Cell, place: Place, amount: Operand, line: str) -> None:
-        after = Var(cell.version.aval, cell.state)
-        self.add(Accumulate(cell.version, place, amount, 1, after, line))
-        cell.version = after
-
-    def make(self, value: Operand, type_: Any, line: str) -> Cell:
-        """A ref that the function makes."""
-        state = State(origin_of(type_), self.fixed_of(type_.inner_aval))
-        if state.fixed is not None:
-            encoded = Var(value.aval)
-            self.add(Encode(state.fixed, value, encoded, line))
-            value = encoded
-        self.made.append(Cell(value, state, type_.shape))
-        return self.made[-1]
-
     # --- Loops and branches
+
+    def _flow(
+        self, make: FlowRule, eqn: Eqn, args: Sequence[Operand], is_alone: bool
+    ) -> Sequence[Operand]:
+        node = make(self, eqn, args, is_alone)
+        if is_alone and eqn.primitive is not _jax.while_p:  # of which JAX has no gradient
+            node.equation = Equation(eqn, args, node.results, node.line)
+        self.add(node)
+        self.saved += node.saved
+        return node.results
 
     def inner(
         self,
         closed: ClosedJaxpr,
-        args: Sequence[Any],
-        cells: Sequence[Cell],
+        args: Sequence[Operand],
         times: int | None,
         same: int,
+        is_careful: bool,
     ) -> Inner:
         """The parts of the body of a jaxpr that is run with such arguments, `times` times.
 
-        An argument is an operand, one of `cells`, or a `Row` of one. If the number of times isn't
-        known, nothing is kept for each of them. The first `same` arguments are so each time.
+        If the number of times isn't known, nothing is kept for each of them. The first `same`
+        arguments are so each time.
         """
-        versions = [Var(c.version.aval, c.state) for c in cells]
-        mine = {id(c): Cell(v, c.state, c.shape) for c, v in zip(cells, versions, strict=True)}
-        is_counted = self.is_counted and times is not None
-        builder = Builder(lambda ref: mine[id(self.find(ref))], self.fixed_of, is_counted)
-        index = Var(_jax.array_type((), jnp.int32))
-        arrays: list[Var] = []
-
-        def argument(a: Any, v: Atom, is_same: bool) -> Any:
-            if isinstance(a, Row):
-                return builder.row(mine[id(a.cell)], index, v.aval.inner_aval)
-            if isinstance(a, Cell):
-                return mine[id(a)]
-            arrays.append(Var(v.aval))
-            # A constant index says before anything runs what it names.
-            is_known = is_same and isinstance(a, Literal) and is_index_type(a.aval)
-            return a if is_known else arrays[-1]
-
-        invars = closed.jaxpr.invars
+        builder = Builder(
+            self.fixed, self.is_counted and times is not None, self.is_careful or is_careful
+        )
+        states = [*map(state_of, args)]
+        inputs = [Var(v.aval, s) for v, s in zip(closed.jaxpr.invars, states, strict=True)]
+        # A constant index says before anything runs what it names.
         given = [
-            argument(a, v, k < same) for k, (a, v) in enumerate(zip(args, invars, strict=True))
+            a if k < same and isinstance(a, Literal) and is_index_type(a.aval) else v
+            for k, (a, v) in enumerate(zip(args, inputs, strict=True))
         ]
         results = builder.eval(closed, given)
-        for a, g in zip(args, given, strict=True):
-            if isinstance(a, Row):
-                builder.put_row(mine[id(a.cell)], index, g)
-        last = [mine[id(c)].version for c in cells]
-        new = []
-        for own in builder.buffers:
-            buffer = Buffer(
-                own.scale, own.times * (times or 0), own.scale.new_var(), own.scale.new_var()
-            )
-            self.buffers.append(buffer)
-            new.append(buffer)
-        return Inner(builder, versions, index, arrays, last, results, builder.buffers, new)
-
-    def row(self, whole: Cell, index: Var, aval: Any) -> Cell:
-        """The row of a scanned ref, a ref of its own."""
-        version = Var(aval, whole.state)
-        self.add(Read(whole.version, Place.row(index), version, "the scanned ref"))
-        return Cell(version, whole.state, aval.shape)
-
-    def put_row(self, whole: Cell, index: Var, row: Cell) -> None:
-        first = self._made_by.get(row.version) if isinstance(row.version, Var) else None
-        if isinstance(first, Read):  # It has not changed.
-            return
-        after = Var(whole.version.aval, whole.state)
-        self.add(Write(whole.version, Place.row(index), row.version, after, "the scanned ref"))
-        whole.version = after
-
-
-class Row(NamedTuple):
-    """An argument of a loop's body: the row of a ref that is scanned."""
-
-    cell: Cell
+        new = [
+            Buffer(u.scale, u.times * (times or 0), u.scale.new_var(), u.scale.new_var())
+            for u in builder.buffers
+        ]
+        self.buffers += new
+        return Inner(builder, inputs, results, builder.buffers, new)
 
 
 class Inner(NamedTuple):
@@ -285,23 +237,25 @@ class Inner(NamedTuple):
 
     Attributes:
       builder: what has made it.
-      versions: the cells' first versions in it.
-      index: the number of the step, if there are rows.
-      arrays: its inputs that are arrays.
-      last: the cells' last versions.
-      results: its other outputs.
+      inputs: its parameters.
+      results: its results.
       buffers: those of its products.
       outside: the same buffers, as they are outside.
     """
 
     builder: Builder
-    versions: list[Var]
-    index: Var
-    arrays: list[Var]
-    last: list[Operand]
+    inputs: list[Var]
     results: list[Operand]
     buffers: list[Buffer]
     outside: list[Buffer]
+
+    def alike(self, states: Sequence[State | None]) -> list[Operand]:
+        """The results, encoded where others that stand in the same place are."""
+        b = self.builder
+        return [
+            b.array(x) if s is None or s.fixed is None else b.version(x, s, "the end of a step")
+            for x, s in zip(self.results, states, strict=True)
+        ]
 
     def body(self, inputs: Sequence[Var], outputs: Sequence[Operand]) -> Body:
         return self.builder.body(inputs, outputs)
@@ -309,10 +263,24 @@ class Inner(NamedTuple):
 
 _INLINED = {
     _jax.jit_p,
-    reversible_p,
+    _jax.remat_p,
     *_jax.inlined_call_primitives,
     *_jax.metadata_call_primitives,
 }
+
+
+def _says_more(eqn: Eqn) -> bool:
+    """Whether a call says more than what is computed: where, for instance, or what is stored."""
+    if eqn.primitive is _jax.jit_p:
+        p = _jax.jit_params(eqn.params)
+        return not all(map(_jax.is_unspecified, (*p.in_shardings, *p.out_shardings)))
+    return eqn.primitive not in _jax.inlined_call_primitives
+
+
+def fixed_of(x: Operand) -> Fixed | None:
+    """How an operand is encoded."""
+    state = state_of(x)
+    return None if state is None else state.fixed
 
 
 def _key(eqn: Eqn, args: Sequence[Operand]) -> Any:
@@ -332,6 +300,50 @@ def _key(eqn: Eqn, args: Sequence[Operand]) -> Any:
     return (eqn.primitive, tuple(eqn.params.items()), *operands)
 
 
-Rule = Callable[[Builder, Eqn, Sequence[Any]], Sequence[Any]]
-# What the primitives that involve refs, loops and branches become: see `access` and `flow`.
-RULES: dict[Any, Rule] = {}
+def results_of(eqn: Eqn, states: Sequence[State | None]) -> list[Var]:
+    """Variables for the results of an equation, versions of these refs."""
+    return [Var(v.aval, s) for v, s in zip(eqn.outvars, states, strict=True)]
+
+
+# What makes the node of a loop or branch of its equation, the operands, and whether it is one over
+# arrays alone; by the primitive. Each class of such nodes adds itself.
+FlowRule = Callable[[Builder, Eqn, Sequence[Operand], bool], FlowNode]
+RULES: dict[Any, FlowRule] = {}
+
+
+def _read_part(b: Builder, eqn: Eqn, args: Sequence[Operand]) -> Operand:
+    version, *leaves = args
+    [out] = eqn.outvars
+    return b.read(version, _place(b, eqn, version, leaves), out.aval, b.line_of(eqn))
+
+
+def _update_part(b: Builder, eqn: Eqn, args: Sequence[Operand]) -> Operand:
+    version, value, *leaves = args
+    place = _place(b, eqn, version, leaves)
+    value = value if place.tree is None else b.array(value)
+    return b.write(version, place, value, eqn.params["method"], b.line_of(eqn))
+
+
+def _place(b: Builder, eqn: Eqn, version: Operand, leaves: Sequence[Operand]) -> Place:
+    return Place.of(eqn.params["tree"], [*map(b.array, leaves)], version.aval.shape)
+
+
+def _new_version(b: Builder, eqn: Eqn, args: Sequence[Operand]) -> Operand:
+    value, line = b.array(args[0]), b.line_of(eqn)
+    state = State(eqn.params["origin"], b.fixed if is_smooth(value) else None)
+    b.made.append(state)
+    made = Var(value.aval, state)
+    if state.fixed is None:
+        b.add(Equation(eqn, [value], [made], line))
+    else:
+        state.fixed.check(value.aval.dtype, state.origin.describe())
+        b.add(Encode(state.fixed, value, made, line))
+    return made
+
+
+_ACCESSES = {
+    read_part_p: _read_part,
+    update_part_p: _update_part,
+    new_version_p: _new_version,
+}
+_has_parts = _jax.anywhere(lambda eqn: eqn.primitive in _ACCESSES)

@@ -117,9 +117,11 @@ class Encoding:
 
     def _holds(self, state: State, value: Operand) -> bool:
         """Whether an array is made, by sums and the like, of what a ref held."""
-        maker = self.made_by[self.known[value]] if value in self.known else None
-        if isinstance(maker, Read):
-            return any(v.state is state for v in variables(maker.ins))
+        encoded = self.known.get(value)
+        if encoded is not None:
+            maker = self.made_by.get(encoded)
+            read = maker.ins[:1] if isinstance(maker, Read) else ()
+            return any(v.state is state for v in variables((encoded, *read)))
         node = self.made_by.get(value) if isinstance(value, Var) else None
         return (
             type(node) is Equation

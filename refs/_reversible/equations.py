@@ -55,22 +55,23 @@ class Equation(Node):
         unknown = [k for k, v in enumerate(self.ins) if v not in known]
         if unknown and (inverse.alone or len(unknown) == 1):
             for k in unknown:
-                if self._is_invertible(inverse, k, known.is_exact):
+                if self._is_invertible(inverse, k, known):
                     v = self.ins[k]
                     assert isinstance(v, Var)
                     others = [x for j, x in enumerate(self.ins) if j not in unknown]
                     deps = (*self.outs, *(() if inverse.alone else variables(others)))
                     yield Step(self, deps, (v,), self._inverted(inverse, k, unknown))
 
-    def _is_invertible(self, inverse: Inverse, k: int, is_exact: bool) -> bool:
+    def _is_invertible(self, inverse: Inverse, k: int, known: Solution) -> bool:
         operand = type_of(self.eqn.invars[k])
         is_found = inverse.places is None or k in inverse.places
         same_shape = (
             self.eqn.primitive not in _ELEMENTWISE
             or operand.shape == type_of(self.eqn.outvars[0]).shape
         )
-        exactly = inverse.is_exact or not is_exact or not is_smooth(self.ins[k])
-        return is_found and same_shape and exactly and inverse.holds(self.eqn)
+        is_right = inverse.is_exact or not is_smooth(self.ins[k])
+        is_right |= not known.is_exact and not (known.is_careful and inverse.loses)
+        return is_found and same_shape and is_right and inverse.holds(self.eqn)
 
     def _inverted(
         self, inverse: Inverse, k: int, unknown: Sequence[int]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from refs import _jax
 from refs._reversible.equations import Equation
-from refs._reversible.nodes import Body, Node, Operand, Solution, Var, variables
+from refs._reversible.nodes import Body, Node, Operand, Solution, State, Var, state_of, variables
 from refs._reversible.versions import Accumulate, Read, Write
 from refs.errors import NotReversibleError
 
@@ -62,8 +62,14 @@ def _blame(node: Node, known: Solution, made_by: dict[Var, Node]) -> NotReversib
         if lost:
             makers = {v: n for n in body.nodes for v in n.outs}
             return _blame(_cause(lost[-1], lost, inside, makers), inside, makers)
-    version = node.outs[0]
-    described = "a ref" if version.state is None else version.state.origin.describe()
+    state = next(_states(node.outs), None)
+    described = "a ref" if state is None else state.origin.describe()
+    if isinstance(node, Equation):
+        described = next(_states(node.ins)).origin.describe()
+        return NotReversibleError(
+            f"reversible: what `{node.eqn.primitive}` at {node.line} does to {described} can't be "
+            "undone: write the ref outside of it, or use refs.checkpoint"
+        )
     start = f"reversible: the write of {described} at {node.line} can't be undone: "
     if isinstance(node, Accumulate):
         reasons = _reasons(node.ins[1:], known, made_by)
@@ -74,9 +80,9 @@ def _blame(node: Node, known: Solution, made_by: dict[Var, Node]) -> NotReversib
     if isinstance(node, Write):
         if not node.place.is_safe:
             return NotReversibleError(
-                f"{start}its index is an array, or known only when the program runs: only sums can "
-                "be undone there, `ref[i] += x` at integers, `ref.at[i].add(x)` at arrays of them. "
-                "To permute, write all of it: `ref[...] = ref[...][constant_permutation]`"
+                f"{start}its index is known only when the program runs, or an array that may name "
+                "an element twice: only sums can be undone there, `ref[i] += x` at integers, "
+                "`ref.at[i].add(x)` at arrays of them"
             )
         return NotReversibleError(f"{start}the old value is lost{_how(node, known, made_by)}")
     return NotReversibleError(f"{start}{node.why}")
@@ -85,6 +91,8 @@ def _blame(node: Node, known: Solution, made_by: dict[Var, Node]) -> NotReversib
 def _is_lost(node: Node, known: Solution) -> bool:
     """Whether a write, or a loop or branch with writes, can't be undone: of one ref at least."""
     before = [v for v in variables(node.ins) if v.state is not None and v not in known]
+    if isinstance(node, Equation):  # a callback, for instance, or a function with its own rules
+        return bool(before) and any(v in known for v in node.outs)
     return any(
         v.state is w.state
         for w in node.outs
@@ -111,11 +119,8 @@ def _reasons(operands: tuple[Operand, ...], known: Solution, made_by: dict[Var, 
     for operand in operands:
         for v in _behind(operand, known, made_by):
             node = made_by.get(v)
-            if isinstance(node, Read):
-                version = node.ins[0]
-                state = version.state if isinstance(version, Var) else None
-                named = state.origin.describe() if state else "a ref"
-                found.append(f"{named} as it was at {node.line}")
+            if isinstance(node, Read | Equation) and (state := next(_states(node.ins), None)):
+                found.append(f"{state.origin.describe()} as it was at {node.line}")
             elif isinstance(node, Equation) and _jax.has_side_effects(node.eqn):
                 found.append(
                     f"the result of `{node.eqn.primitive}` at {node.line}, which runs once"
@@ -124,6 +129,10 @@ def _reasons(operands: tuple[Operand, ...], known: Solution, made_by: dict[Var, 
                 where = ": in refs.Fixed only refs can" if known.is_exact else ""
                 found.append(f"a part of the loop's carry that can't be undone{where}")
     return " and ".join(dict.fromkeys(found)) or "a value that is not known at the end"
+
+
+def _states(operands: Iterable[Operand]) -> Iterator[State]:
+    return filter(None, map(state_of, operands))
 
 
 def _how(node: Write, known: Solution, made_by: dict[Var, Node]) -> str:

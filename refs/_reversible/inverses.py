@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from refs import _jax
+from refs._reversible.parts import new_version_p
 from refs._types import Atom, Aval, Eqn, Primitive, Value
 
 
@@ -55,6 +56,7 @@ class Inverse(NamedTuple):
       places: the operands that can be found; None for all.
       alone: whether the results alone give each operand.
       is_exact: whether it gives floats to the bit.
+      loses: whether it loses digits where numbers have become small.
       holds: whether it holds for an equation.
     """
 
@@ -62,6 +64,7 @@ class Inverse(NamedTuple):
     places: tuple[int, ...] | None = None
     alone: bool = False
     is_exact: bool = False
+    loses: bool = False
     holds: Callable[[Eqn], bool] = lambda eqn: True
 
 
@@ -126,16 +129,23 @@ def _as_before(g: Given) -> Value:
     return g.result
 
 
+def _of_scatter_add(g: Given) -> Value:
+    _, indices, updates = g.operands
+    [found] = _jax.bind_eqn(g.eqn, [g.result, indices, -updates])
+    return found
+
+
 def _converted(g: Given) -> Value:
     return lax.convert_element_type(g.result, g.aval.dtype)
 
 
 INVERSES: dict[Primitive, Inverse] = {
+    new_version_p: Inverse(_as_before, is_exact=True),
     lax.add_p: Inverse(lambda g: g.result - g.other),
     _jax.add_any_p: Inverse(lambda g: g.result - g.other),
     lax.sub_p: Inverse(_of_sub),
-    lax.mul_p: Inverse(lambda g: g.result / g.other, holds=_is_by_no_zero),
-    lax.div_p: Inverse(_of_div, holds=_is_float),
+    lax.mul_p: Inverse(lambda g: g.result / g.other, loses=True, holds=_is_by_no_zero),
+    lax.div_p: Inverse(_of_div, loses=True, holds=_is_float),
     lax.neg_p: Inverse(lambda g: -g.result, is_exact=True),
     lax.xor_p: Inverse(lambda g: g.result ^ g.other, is_exact=True),
     lax.not_p: Inverse(lambda g: ~g.result, is_exact=True),
@@ -149,5 +159,6 @@ INVERSES: dict[Primitive, Inverse] = {
     lax.stack_p: Inverse(_of_stack, alone=True, is_exact=True),
     lax.unstack_p: Inverse(lambda g: jnp.stack(g.results, g.eqn.params["axis"]), is_exact=True),
     lax.copy_p: Inverse(_as_before, is_exact=True),
+    lax.scatter_add_p: Inverse(_of_scatter_add, places=(0,)),
     lax.convert_element_type_p: Inverse(_converted, is_exact=True, holds=_is_lossless),
 }

@@ -19,7 +19,16 @@ from jax import lax
 from refs import _jax
 from refs._reversible.backward import Backward, Recovery, agree
 from refs._reversible.equations import Equation
-from refs._reversible.nodes import Body, Node, Operand, Solution, Step, Var, is_smooth, variables
+from refs._reversible.nodes import (
+    Body,
+    FlowNode,
+    Operand,
+    Solution,
+    Step,
+    Var,
+    is_smooth,
+    variables,
+)
 from refs._reversible.places import Literal
 from refs._reversible.plan import Plan
 from refs._reversible.solve import closure, solve
@@ -41,7 +50,7 @@ class Needs(NamedTuple):
     given: set[Var]
 
 
-class Loop(Node):
+class Loop(FlowNode):
     """A loop. Its `outs` are the carry, then, of a scan, the stacked results.
 
     Attributes:

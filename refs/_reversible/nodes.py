@@ -21,6 +21,7 @@ from refs._types import Aval, Value
 
 if TYPE_CHECKING:
     from refs._reversible.backward import Backward
+    from refs._reversible.equations import Equation
     from refs._reversible.plan import Plan
 
 
@@ -67,11 +68,14 @@ class Node(ABC):
       rank: which steps of a node that aren't its own evaluation are taken first: see `solve`.
       why: of a loop or branch: why it can't be undone, if each of its writes could.
       key: of a loop or branch: the variable that says what has run in it.
+      equation: of a loop or branch over arrays alone: the same, as an equation. JAX differentiates
+        that, and stores the steps.
     """
 
     rank = 2
     why = "the loop there doesn't give back what the ref held before"
     key: Operand | None = None
+    equation: Equation | None = None
     line: str
     ins: tuple[Operand, ...]
     outs: tuple[Var, ...]
@@ -124,13 +128,16 @@ class Node(ABC):
             yield Step(self, deps, self.outs, lambda at: self.run([at(a) for a in self.ins]), True)
 
 
-class Source(Node):
-    """A node without operands. Its results are integers, and have no derivatives."""
+class FlowNode(Node):
+    """A loop or branch.
 
-    ins = ()
+    Attributes:
+      results: those of `outs` that are the equation's own.
+      saved: those of `outs` that the backward pass is given.
+    """
 
-    def pull(self, run: Backward) -> None:
-        """There is nothing to pull."""
+    results: Sequence[Var]
+    saved: Sequence[Var]
 
 
 class Relation(Node):
@@ -154,14 +161,15 @@ class Solution:
     Attributes:
       given: what is known at first.
       is_exact: whether floats must be found to the bit.
+      is_careful: whether products are not to be undone.
       steps: the step that gives each variable that wasn't known at first.
       offered: the nodes that have offered a step to a variable, each with that: the first step that
         is offered is taken.
     """
 
-    def __init__(self, given: Iterable[Var], is_exact: bool):
+    def __init__(self, given: Iterable[Var], is_exact: bool, is_careful: bool):
         self.given = frozenset(given)
-        self.is_exact = is_exact
+        self.is_exact, self.is_careful = is_exact, is_careful
         self.steps: dict[Var, Step] = {}
         self.offered: set[tuple[Node, Var]] = set()
 
@@ -177,6 +185,7 @@ class Body:
       nodes: its operations, in the program's order.
       outputs: its results.
       saved: variables inside that the backward pass is given: counts of steps of `while_loop`s.
+      is_careful: whether products, which lose digits when they are undone, are not to be.
       solutions: those that `solve` has found, by what was known and whether to the bit.
     """
 
@@ -186,9 +195,10 @@ class Body:
         nodes: Sequence[Node],
         outputs: Sequence[Operand],
         saved: Sequence[Var] = (),
+        is_careful: bool = False,
     ):
         self.inputs, self.nodes, self.outputs = tuple(inputs), tuple(nodes), tuple(outputs)
-        self.saved = tuple(saved)
+        self.saved, self.is_careful = tuple(saved), is_careful
         self.solutions: dict[tuple[frozenset[Var], bool], Solution] = {}
 
     def run(
@@ -217,6 +227,11 @@ def variables(operands: Iterable[Operand]) -> Iterator[Var]:
 
 def value_of(env: dict[Var, Value], x: Operand) -> Value:
     return x.value if isinstance(x, Literal) else env[x]
+
+
+def state_of(x: Operand) -> State | None:
+    """The ref that an operand is a version of."""
+    return x.state if isinstance(x, Var) else None
 
 
 def is_smooth(v: Operand) -> bool:

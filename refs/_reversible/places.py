@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from refs import _jax
-from refs._indexing import ref_transforms
 from refs._indexing.places import is_static, known
 from refs._indexing.syntax import Span
+from refs._reversible.parts import read_at, update_at
 from refs._types import Atom, Aval, PyTreeDef, Value
 
 
@@ -34,13 +33,14 @@ def is_index_type(aval: Aval) -> bool:
 
 
 class Place(NamedTuple):
-    """A part of a ref: the index of an access.
+    """A part of a ref: the index of an access, as it is in `parts`.
 
     Attributes:
       tree: the structure of JAX's ref transforms; None for a row of a scanned ref.
       leaves: their traced parts, operands.
       spans: a `Span` for each dimension; None where it isn't known before the program runs.
       is_distinct: whether it names no element twice.
+      is_safe: whether it is certainly in bounds, too: what is written there can be read back.
       is_whole: whether it is the whole ref, as it is.
       is_all: whether it names each element of the ref once, in some order.
     """
@@ -49,11 +49,14 @@ class Place(NamedTuple):
     leaves: tuple[Atom, ...]
     spans: tuple[Span, ...] | None
     is_distinct: bool
+    is_safe: bool
     is_whole: bool
     is_all: bool
 
     @staticmethod
-    def of(tree: PyTreeDef, leaves: Sequence[Atom], shape: tuple[int, ...]) -> Place:
+    def of(tree: PyTreeDef | None, leaves: Sequence[Atom], shape: tuple[int, ...]) -> Place:
+        if tree is None:
+            return Place(None, tuple(leaves), None, True, True, False, False)
         transforms = jax.tree.unflatten(tree, list(leaves))
         spans = _spans(transforms, shape)
         is_whole = not transforms or (
@@ -64,22 +67,17 @@ class Place(NamedTuple):
             and all(isinstance(d, _jax.Slice) for d in transforms[0].indices)
         )
         is_distinct = spans is not None or all(map(_is_distinct, transforms))
-        is_all = (
+        # Constant arrays of integers.
+        are_known = (
             len(transforms) == 1
             and isinstance(transforms[0], _jax.DistinctIndexer)
-            and math.prod(transforms[0].get_indexer_shape()) == math.prod(shape)
+            and all(map(_is_inside, transforms[0].indices, transforms[0].shape))
         )
-        return Place(tree, tuple(leaves), spans, is_distinct, is_whole, is_all)
-
-    @staticmethod
-    def row(index: Atom) -> Place:
-        """The row of a scanned ref at the loop's own index, which is in bounds."""
-        return Place(None, (index,), None, True, False, False)
-
-    @property
-    def is_safe(self) -> bool:
-        """Whether it is certainly in bounds: what is written there can be read back."""
-        return self.tree is None or self.spans is not None or self.is_whole
+        is_all = is_whole or (
+            are_known and math.prod(transforms[0].get_indexer_shape()) == math.prod(shape)
+        )
+        is_safe = is_whole or spans is not None or are_known
+        return Place(tree, tuple(leaves), spans, is_distinct, is_safe, is_whole, is_all)
 
     @property
     def key(self) -> Hashable:
@@ -94,25 +92,15 @@ class Place(NamedTuple):
 
     def read(self, x: Value, leaves: Sequence[Value]) -> Value:
         """The part of an array."""
-        if self.tree is None:
-            return lax.dynamic_index_in_dim(
-                x, leaves[0], keepdims=False, allow_negative_indices=False
-            )
-        return ref_transforms.read(x, jax.tree.unflatten(self.tree, list(leaves)))
+        return read_at(x, self.tree, leaves)
 
     def write(self, x: Value, leaves: Sequence[Value], value: Value) -> Value:
         """The array with this part overwritten."""
-        if self.tree is None:
-            return lax.dynamic_update_index_in_dim(
-                x, value, leaves[0], 0, allow_negative_indices=False
-            )
-        return ref_transforms.update(x, jax.tree.unflatten(self.tree, list(leaves)), "set", value)
+        return update_at(x, self.tree, leaves, "set", value)
 
     def add(self, x: Value, leaves: Sequence[Value], value: Value) -> Value:
         """The array with `value` added to this part."""
-        if self.tree is None:
-            return self.write(x, leaves, self.read(x, leaves) + value)
-        return ref_transforms.update(x, jax.tree.unflatten(self.tree, list(leaves)), "add", value)
+        return update_at(x, self.tree, leaves, "add", value)
 
 
 def _spans(transforms: Sequence[Any], shape: tuple[int, ...]) -> tuple[Span, ...] | None:
@@ -138,6 +126,16 @@ def _span(d: Any, n: int) -> Span | None:
     if not (is_static(first) and is_static(size)) or first + (size - 1) * step >= n:
         return None
     return Span(int(first), int(size), step)
+
+
+def _is_inside(d: Any, n: int) -> bool:
+    """Whether all that an index names along an axis is known, and in bounds."""
+    if not isinstance(d, Literal) or not d.aval.shape:
+        return _span(d, n) is not None
+    if isinstance(d.value, _jax.Tracer):
+        return False
+    value = np.asarray(d.value)
+    return bool(((value >= -n) & (value < n)).all())
 
 
 def _key(leaf: Atom) -> Hashable:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from refs._reversible.explain import explain
 from refs._reversible.nodes import Body, Node, Solution, Var, is_smooth
+from refs.errors import NotReversibleError
 
 
 class Plan:
@@ -18,6 +19,7 @@ class Plan:
       active: those that are both: they have cotangents.
       used: for each equation: the operands whose values its pullback uses, by position.
       inner: the plans of the bodies of loops and branches.
+      stored: the loops and branches that are left to JAX.
       solution: what follows from what is known at the end; `is_settled`: whether it is set.
       demanded: the variables whose values pullbacks use.
     """
@@ -29,6 +31,7 @@ class Plan:
         self.active: set[Var] = set()
         self.used: dict[Node, list[int]] = {}
         self.inner: dict[Node, list[Plan]] = {}
+        self.stored: set[Node] = set()
         self.solution: Solution
         self.is_settled = False
         self.demanded: set[Var] = set()
@@ -72,9 +75,26 @@ class Plan:
         self.active = self.varied & self.wanted
         for node in self.body.nodes:
             if any(v in self.active for v in node.outs):
-                needed = [*node.needs(self)]
+                needed = self._needs(node)
                 self.demanded.update(needed)
                 missing = [v for v in needed if v not in solution]
                 if missing:
                     known = solution if hope is None else hope()
                     raise explain(self.body, known, node, missing[0], around)
+
+    def _needs(self, node: Node) -> list[Var]:
+        """The variables whose values the pullback of a node uses."""
+        if node.equation is None:
+            return [*node.needs(self)]
+        try:
+            needed = [*node.needs(self)]
+            if all(v in self.solution for v in needed):
+                return needed
+        except NotReversibleError:
+            pass
+        self.stored.add(node)
+        return [*node.equation.needs(self)]
+
+    def pulled(self, node: Node) -> Node:
+        """The node that cotangents are pulled through in the place of this one."""
+        return node.equation if node.equation is not None and node in self.stored else node

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from refs import _jax
 from refs._origin import Origin
-from refs._reversible import access as access  # imported for their rules
-from refs._reversible import flow as flow
-from refs._reversible.build import Builder, Cell
-from refs._reversible.equations import Decode, Encode
+from refs._reversible import branches as branches  # imported for their rules
+from refs._reversible import scans as scans
+from refs._reversible import whiles as whiles
+from refs._reversible.build import Builder
+from refs._reversible.equations import Encode
 from refs._reversible.fixed import Fixed
 from refs._reversible.loops import Loop
-from refs._reversible.nodes import Body, Operand, State, Var, is_smooth_type, variables
+from refs._reversible.nodes import Body, Operand, State, Var, is_smooth, state_of, variables
 from refs._reversible.places import Literal, is_index_type
 from refs._reversible.scaling import Empty
-from refs._types import Aval, ClosedJaxpr, DType, RefLike, Value
-
-
-class Contents(NamedTuple):
-    """What a ref holds when the function is called: a key for the ref, its origin, and the type."""
-
-    key: Any
-    origin: Origin
-    aval: Aval
+from refs._types import ClosedJaxpr, DType, Value
 
 
 class Program(NamedTuple):
@@ -49,61 +42,46 @@ class Program(NamedTuple):
     @staticmethod
     def of(
         closed: ClosedJaxpr,
-        args: Sequence[Any],
-        written: Sequence[Contents],
-        read: Sequence[Contents],
-        unused: Sequence[Aval],
-        arrays: Sequence[Aval],
-        key_of: Callable[[RefLike], Any],
+        n_written: int,
+        origins: Sequence[Origin],
+        known: Mapping[int, Literal],
         fixed: Fixed | None,
     ) -> Program:
-        """The program of a jaxpr.
+        """The program of a pure jaxpr, with the accesses of `parts`.
 
         Args:
-          closed: the jaxpr.
-          args: for each of its inputs the key of a ref, or None for the next one of `arrays`, or
-            the constant that this one is.
-          written: the state that it writes.
-          read: the state that it only reads.
-          unused: the types of inputs, after the state, that it makes no use of.
-          arrays: the types of the inputs that are arrays.
-          key_of: the key of a ref that the jaxpr holds as a constant.
+          closed: the jaxpr. Its inputs and outputs are those of the body.
+          n_written: how many of its first inputs, and of its last outputs, are state.
+          origins: those of its inputs that are state, the first ones.
+          known: inputs that are constants, by position.
           fixed: how float refs are encoded that it writes; None: they aren't.
         """
-        inputs = [Var(c.aval) for c in (*written, *read)]
-        cells: dict[Any, Cell] = {}
-        builder = Builder(lambda ref: cells[key_of(ref)], lambda aval: _kept(fixed, aval))
-        first: list[Operand] = []
-        for k, (contents, v) in enumerate(zip((*written, *read), inputs, strict=True)):
-            own = _kept(fixed, v.aval) if k < len(written) else None
-            v.state = state = State(contents.origin, own)
-            version = v
-            if own is not None:
-                own.check(v.aval.dtype, contents.origin.describe())
-                version = Var(v.aval, state)
-                builder.add(Encode(own, v, version, "the beginning"))
-            cells[contents.key] = Cell(version, state, v.aval.shape)
-            first += [version] if k < len(written) else []
-        own = [*map(Var, arrays)]
-        of_arrays = iter(own)
-        arguments: list[Any] = []
-        for known in args:
-            is_array = known is None or isinstance(known, Literal)
-            v = next(of_arrays) if is_array else cells[known]
-            arguments.append(known if isinstance(known, Literal) else v)
-        out = builder.eval(closed, arguments)
-        last = [cells[c.key].version for c in written]
-        new: list[Operand] = []
-        for version in last:
-            state = version.state if isinstance(version, Var) else None
-            if state is not None and state.fixed is not None:
-                decoded = Var(version.aval)
-                builder.add(Decode(state.fixed, version, decoded, "the end"))
-                version = decoded
-            new.append(version)
+        inputs = [Var(v.aval) for v in closed.jaxpr.invars]
+        builder = Builder(fixed)
+        given: list[Operand] = [*inputs]
+        for k, (v, origin) in enumerate(zip(inputs, origins, strict=False)):
+            own = fixed if k < n_written and is_smooth(v) else None
+            state = State(origin, own)
+            if own is None:
+                v.state = state
+                continue
+            own.check(v.aval.dtype, origin.describe())
+            given[k] = version = Var(v.aval, state)
+            builder.add(Encode(own, v, version, "the beginning"))
+        first = given[:n_written]
+        for k, literal in known.items():
+            given[k] = literal
+        results = builder.eval(closed, given)
+        n_out = len(results) - n_written
+        last, new = list[Operand](), list[Operand]()
+        for v, x in zip(first, results[n_out:], strict=True):
+            state = state_of(v)
+            assert state is not None
+            last.append(x if state.fixed is None else builder.version(x, state, "the end"))
+            new.append(builder.array(last[-1]))
+        out = [*map(builder.array, results[:n_out])]
         _keep(builder)
-        inputs += [*map(Var, unused), *own]
-        return Program(builder.body(inputs, [*out, *new]), len(written), first, last)
+        return Program(builder.body(inputs, [*out, *new]), n_written, first, last)
 
     @property
     def checked(self) -> list[Var]:
@@ -132,7 +110,7 @@ def _keep(builder: Builder) -> None:
         like = s.aval.shape, _integer(s.aval.dtype)
         builder.nodes.insert(0, Empty(u.scale, like, u.times, u.first))
         builder.saved.append(u.last)
-    builder.saved += variables(cell.version for cell in builder.made)
+    builder.saved += [builder.last[id(state)] for state in builder.made]
     for node in builder.nodes:
         if isinstance(node, Loop):  # What it has carried at last is no part of the state.
             builder.saved += [v for v in node.outs[: node.n_carry] if v.state is None]
@@ -143,10 +121,6 @@ def known_index(x: Value) -> Literal | None:
     aval = jax.typeof(x)
     is_known = not isinstance(x, _jax.Tracer)
     return Literal(x, aval) if is_known and is_index_type(aval) else None
-
-
-def _kept(fixed: Fixed | None, aval: Aval) -> Fixed | None:
-    return fixed if is_smooth_type(aval) else None
 
 
 def _integer(dtype: DType) -> DType:

@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 from refs import _jax
-from refs._reversible.nodes import Lookup, Node, Operand, Solution, Source, Step, Var, variables
+from refs._reversible.nodes import Lookup, Node, Operand, Solution, Step, Var, variables
 from refs._types import DType, Value
 
 if TYPE_CHECKING:
@@ -157,9 +157,10 @@ class Scale(Node):
             run.give(self.ins[0], ct * jnp.asarray(float(self.factor), ct.dtype))
 
 
-class Empty(Source):
+class Empty(Node):
     """A new buffer."""
 
+    ins = ()
     line = "the beginning"
 
     def __init__(self, scale: Scale, like: Any, times: int, out: Var):
@@ -171,3 +172,6 @@ class Empty(Source):
 
     def ways(self, known: Solution) -> Iterator[Step]:
         return iter(())
+
+    def pull(self, run: Backward) -> None:
+        """There is nothing to pull: it is made of integers."""

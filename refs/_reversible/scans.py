@@ -10,33 +10,38 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
+from refs._reversible.build import RULES, Builder, results_of
 from refs._reversible.loops import Loop, Needs, ReversedStep, like
-from refs._reversible.nodes import Body, Operand, Solution, Var
-from refs._types import Value
+from refs._reversible.nodes import Operand, Solution, Var, state_of
+from refs._types import Eqn, Value
 
 
 class Scan(Loop):
     """`scan`. After its stacked results come the `saved` ones of its body."""
 
-    def __init__(
-        self,
-        body: Body,
-        ins: Sequence[Operand],
-        outs: Sequence[Var],
-        n_consts: int,
-        n_carry: int,
-        length: int,
-        reverse: bool,
-        unroll: int,
-        line: str,
-    ):
-        self.body, self.ins, self.line = body, tuple(ins), line
-        self.n_consts, self.n_carry = n_consts, n_carry
-        self.length, self.is_reversed, self.unroll = length, reverse, unroll
+    def __init__(self, b: Builder, eqn: Eqn, given: Sequence[Operand], is_alone: bool):
+        p = _jax.scan_params(eqn)
+        n, first = p.num_consts, p.num_consts + p.num_carry
+        args = [given[k] for k in p.order]
+        consts, carry, xs = args[:n], args[n:first], [*map(b.array, args[first:])]
+        x = b.inner(p.jaxpr, [*consts, *carry, *xs], p.length, n, is_alone)
+        states = [*map(state_of, carry), *[None] * (len(x.results) - p.num_carry)]
+        new = x.alike(states)
+        self.body = x.body(
+            [*x.inputs[:first], *(u.first for u in x.buffers), *x.inputs[first:]],
+            [*new[: p.num_carry], *(u.last for u in x.buffers), *new[p.num_carry :]],
+        )
+        self.length, self.is_reversed, self.unroll = p.length, p.reverse, p.unroll
+        self.n_consts, self.n_carry = n, p.num_carry + len(x.outside)
         self.saved = [
-            Var(_jax.array_type((length, *v.aval.shape), v.aval.dtype)) for v in body.saved
+            Var(_jax.array_type((self.length, *v.aval.shape), v.aval.dtype))
+            for v in self.body.saved
         ]
-        self.outs = (*outs, *self.saved)
+        self.results = results_of(eqn, states)
+        carried, stacked = self.results[: p.num_carry], self.results[p.num_carry :]
+        self.ins = (*consts, *carry, *(u.first for u in x.outside), *xs)
+        self.outs = (*carried, *(u.last for u in x.outside), *stacked, *self.saved)
+        self.line = b.line_of(eqn)
 
     def run(self, values: Sequence[Value]) -> list[Value]:
         (carry, _, _), (ys, saved) = self._scan(values, None, None)
@@ -126,3 +131,6 @@ class Scan(Loop):
             unroll=self.unroll,
         )
         return carry, out
+
+
+RULES[_jax.scan_p] = Scan

@@ -19,7 +19,7 @@ def solve(body: Body, given: Iterable[Var], is_exact: bool) -> Solution:
     # A loop asks whenever one more of its operands is known, and for a nested one each time again.
     key = frozenset(given), is_exact
     if key not in body.solutions:
-        body.solutions[key] = _solved(body, Solution(*key))
+        body.solutions[key] = _solved(body, Solution(*key, body.is_careful))
     return body.solutions[key]
 
 

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
+from refs._reversible.build import RULES, Builder, results_of
 from refs._reversible.loops import Loop, Needs, ReversedStep, like
-from refs._reversible.nodes import Body, Operand, Solution, Var
+from refs._reversible.nodes import Operand, Solution, Var, state_of
 from refs._reversible.solve import solve
-from refs._types import Value
+from refs._types import Eqn, Value
 
 
 class While(Loop):
@@ -24,21 +25,22 @@ class While(Loop):
         "one of the two"
     )
 
-    def __init__(
-        self,
-        predicate: Body,
-        body: Body,
-        ins: Sequence[Operand],
-        of_predicate: Sequence[Operand],
-        outs: Sequence[Var],
-        n_consts: int,
-        line: str,
-    ):
-        self.predicate, self.body, self.line = predicate, body, line
-        self.ins = (*ins, *of_predicate)
-        self.n_consts, self.n_carry = n_consts, len(outs)
+    def __init__(self, b: Builder, eqn: Eqn, args: Sequence[Operand], is_alone: bool):
+        n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        of_test, of_body = args[:n_cond], args[n_cond : n_cond + n_body]
+        carry = args[n_cond + n_body :]
+        states = [*map(state_of, carry)]
+        test, step = (_jax.as_closed(eqn.params[k]) for k in ("cond_jaxpr", "body_jaxpr"))
+        x = b.inner(test, [*of_test, *carry], None, n_cond, False)
+        y = b.inner(step, [*of_body, *carry], None, n_body, False)
+        self.predicate = x.body(x.inputs, x.results)
+        self.body = y.body(y.inputs, y.alike(states))
+        self.n_consts, self.n_carry = n_body, len(carry)
         self.key = self.count = Var(_jax.array_type((), jnp.int32))
-        self.outs = (*outs, self.count)
+        self.saved, self.results = [self.count], results_of(eqn, states)
+        self.ins = (*of_body, *carry, *of_test)
+        self.outs = (*self.results, self.count)
+        self.line = b.line_of(eqn)
 
     def run(self, values: Sequence[Value]) -> list[Value]:
         consts, of_test = values[: self.n_consts], values[len(self.operands) :]
@@ -84,3 +86,6 @@ class While(Loop):
 
         n = at(self.count)
         return _jax.fori_loop(0, n, one, carry), extra
+
+
+RULES[_jax.while_p] = While

@@ -56,19 +56,21 @@ def reversible(
     tolerance: float | None = 1e-3,
     anchors: int | None = None,
 ) -> Any:
-    """Makes the gradient of `fun` undo its updates of refs, step by step, instead of storing them.
+    """Makes the gradient of `fun` undo its steps, instead of storing them.
 
-    The backward pass starts from the refs' final contents and runs the updates in reverse:
-    `a[...] += f(b[...])` by `a[...] -= f(b[...])`. So the memory that a gradient takes doesn't grow
-    with the number of steps. Wrap the loop, not the layer.
+    The backward pass starts from what the refs, and the carries of loops, have held at last, and
+    runs the updates in reverse: `a[...] += f(b[...])` by `a[...] -= f(b[...])`, and `a = a + f(b)`
+    by `a = a - f(b)`. So the memory that a gradient takes doesn't grow with the number of steps.
+    Wrap the loop, not the layer.
 
     In forward mode, and where nothing is differentiated, it is the plain function.
 
     Args:
-      fun: a function over refs, which may be anywhere in its arguments, or closed over. What it
-        does to them must be possible to undo, as far as the gradient needs what they held: sums
-        with what is known, differences, exchanges, and other operations that can be inverted.
-        Without it, a decorator is returned.
+      fun: a function of arrays and refs, which may be anywhere in its arguments, or closed over.
+        What it does to refs must be possible to undo, as far as the gradient needs what they held:
+        sums with what is known, differences, exchanges, and other operations that can be inverted.
+        A loop over arrays alone for which this isn't possible is left to JAX. Without `fun`, a
+        decorator is returned.
       mode: how float refs are kept. "float": as they are; sums are undone up to rounding.
         `refs.Fixed(bits)`: as integers, exactly; what is written is rounded.
       tolerance: the state that was restored is compared with the initial one. If a float is off by

@@ -11,14 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
+from refs._discharge.cells import Cell
+from refs._discharge.interpreter import Context
 from refs._discharge.program import Program as Discharged
+from refs._discharge.rules.reversible import Pure
 from refs._handles import access
 from refs._origin import origin_of
 from refs._reversible.backward import Recovery
 from refs._reversible.fixed import Fixed, fixed_of
 from refs._reversible.nodes import Var, is_smooth, variables
 from refs._reversible.plan import Plan
-from refs._reversible.program import Contents, Program
 from refs._reversible.solve import solve
 from refs._reversible.versions import Accumulate, Version
 from refs._tracing.trace import Call
@@ -153,27 +155,11 @@ def _restored(
     discharged: Discharged, leaves: Sequence[Value], fixed: Fixed | None
 ) -> tuple[tuple[RestoredRef, ...], Plan]:
     """Each written ref as it is restored, and the plan of the backward pass."""
-    touches, _ = discharged.touches({})
-    refs = discharged.refs
-    written = [k for k, kind in enumerate(touches) if kind.changes]
-    read = [k for k, kind in enumerate(touches) if not kind.changes]
-    values = [access.get(refs[k]) for k in (*written, *read)] + list(leaves)
-    types = [*map(jax.typeof, values)]
-    contents = [
-        Contents(k, origin_of(jax.typeof(refs[k])), t)
-        for k, t in zip((*written, *read), types, strict=False)
-    ]
-    n = len(written)
-    program = Program.of(
-        discharged.jaxpr,
-        [None] * len(leaves),
-        contents[:n],
-        contents[n:],
-        [],
-        types[len(contents) :],
-        lambda ref: discharged.position[id(ref)],
-        fixed,
-    )
+    ctx = Context(differentiated=True)
+    cells = [Cell(access.get(r), origin_of(jax.typeof(r))) for r in discharged.refs]
+    ctx.cells |= discharged.by_identity(cells)
+    pure = Pure(ctx, discharged.jaxpr, leaves)
+    program = pure.program(fixed)
     plan = Plan(program.body)
     plan.spread(program.body.inputs)
     plan.want(variables(program.body.outputs))
@@ -186,17 +172,16 @@ def _restored(
         found = Recovery(plan.solution, {v: env[v] for v in program.given})
         return [(found.value(v), env[v]) for v in known]
 
-    pairs = dict(zip(known, there_and_back(values), strict=True))
+    pairs = dict(zip(known, there_and_back(pure.inputs), strict=True))
     restored = []
-    for k, v in zip(written, program.first, strict=True):
-        described = access.describe(refs[k])
+    for cell, v in zip(pure.scope.written, program.first, strict=True):
         if v not in pairs:
-            restored.append(RestoredRef(described, None, None))
+            restored.append(RestoredRef(cell.describe(), None, None))
             continue
         found, kept = pairs[v]
         bits = _differing_bits(found, kept)
         drift = _off(found, kept) if is_smooth(v) else float(bits > 0)
-        restored.append(RestoredRef(described, drift, bits))
+        restored.append(RestoredRef(cell.describe(), drift, bits))
     return tuple(restored), plan
 
 

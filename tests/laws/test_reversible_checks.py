@@ -16,6 +16,7 @@ from jax import lax
 import refs
 from refs import _jax
 from refs._reversible.inverses import INVERSES
+from refs._reversible.parts import new_version_p
 from tests.laws import ways
 
 # --- Each entry of the table of inverses
@@ -55,6 +56,7 @@ MOVES = [
     (lax.stack_p, lambda x, y: jnp.stack([*x][::-1])),
     (lax.unstack_p, lambda x, y: jnp.stack(lax.unstack(x)[::-1])),
     (lax.copy_p, lambda x, y: lax.copy_p.bind(x)),
+    (lax.scatter_add_p, lambda x, y: x.at[jnp.array([0, 2, 2, 9])].add(jnp.sin(y))),
 ]
 # The same for the contents of a ref of integers.
 OF_INTEGERS = [
@@ -106,6 +108,19 @@ def of_two_types(_):
     return f
 
 
+def of_new_refs(_):
+    """What a ref held is known only from a ref that was made of it."""
+    a = refs.new_ref(jnp.array([0.4, 0.7, -0.6, 1.1]))
+
+    def f(k):
+        out = jnp.sum(jnp.sin(k * a[...]))
+        c = refs.new_ref(a[...])
+        a[...] = jnp.ones(4)
+        return out + c[0]
+
+    return f
+
+
 def shifted(x, y):
     return refs.inverse(lambda x: x + 0.7, lambda x: x - 0.7)(x)
 
@@ -114,6 +129,7 @@ ENTRIES = [
     *((primitive, of_floats, move) for primitive, move in MOVES),
     *((primitive, of_integers, move) for primitive, move in OF_INTEGERS),
     (lax.convert_element_type_p, of_two_types, None),
+    (new_version_p, of_new_refs, None),
     *((p, of_floats, shifted) for p in INVERSES if p.name == "inverse"),
 ]
 NAMES = [f"{primitive}-{make.__name__}-{k}" for k, (primitive, make, _) in enumerate(ENTRIES)]

@@ -62,6 +62,19 @@ def out_of_bounds(a, b, ws):
     return a[0] * b[1]
 
 
+def written_through(a, b, ws):
+    """Written through constant numbers, in any order."""
+
+    def layer(w):
+        a[...] += jnp.sin(b[...]) * w
+        a[PERMUTATION] = a[...]
+        b[[4, -1]] = b[np.array([4, -1])] + 1.0 + jnp.sin(a[:2])
+        b[...] -= jnp.cos(a[...])
+
+    scan(layer, ws)
+    return jnp.sum(a[...] * b[...])
+
+
 def branching(a, b, ws):
     def layer(k, w):
         def even():
@@ -210,7 +223,7 @@ def scratch(a, b, ws):
 
 EXACT = [
     sums, unrolled, counted, indexed, out_of_bounds, branching, nested, rows, exchange,
-    parts, permuted, scattered, of_calls, with_own_refs, twice, scratch,
+    parts, permuted, written_through, scattered, of_calls, with_own_refs, twice, scratch,
 ]  # fmt: skip
 
 

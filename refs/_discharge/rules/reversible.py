@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
 from refs import _jax
-from refs._discharge.cells import Cell, merge, split
+from refs._discharge.cells import merge, split
 from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
+from refs._reversible import parts
 from refs._reversible.call import differentiable
+from refs._reversible.fixed import Fixed
 from refs._reversible.primitive import Settings, reversible_p
-from refs._reversible.program import Contents, Program, known_index
+from refs._reversible.program import Program, known_index
 from refs._types import ClosedJaxpr, Eqn, Value
 
 
@@ -31,39 +32,53 @@ def call_reversible(
     Where lanes of a `vmap` diverge, or share a ref that they accumulate into, the function is the
     plain one: the steps of different lanes can't be told apart afterwards.
     """
-    scope = ctx.scope((closed, args))
-    n_written, n_constants = len(scope.written), len(scope.constants)
+    if parts.are_kept():  # It is a part of another one.
+        return ctx.eval(closed, args)
+    pure = Pure(ctx, closed, args)
+    is_divided = ctx.lanes is not None and (ctx.lanes.mask is not None or bool(pure.scope.sums))
+    if is_divided or pure.scope.places:
+        out = pure.run(pure.inputs)
+    else:
+        out = differentiable(lambda: pure.program(settings.fixed), settings, pure.run)(pure.inputs)
+    n_out = len(closed.out_avals)
+    pure.scope.update(out[n_out:])
+    return out[:n_out]
 
-    def parts(inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
-        end = n_written + n_constants
-        return inputs[:n_written], inputs[n_written:end], inputs[end:]
 
-    def plain(inputs: list[Value]) -> list[Value]:
-        state, constants, arrays = parts(inputs)
-        out, new = scope.run(closed, merge(args, arrays), state, constants)
+class Pure:
+    """A function over cells and arrays as a pure one.
+
+    Attributes:
+      scope: what it does to which cells.
+      inputs: the values of the cells that it writes, its constants, and arrays.
+    """
+
+    def __init__(self, ctx: Context, closed: ClosedJaxpr, args: Sequence[Value]):
+        self.scope = scope = ctx.scope((closed, args))
+        self._ctx, self._closed, self._args = ctx, closed, args
+        state, constants = scope.state, scope.constants
+        self.inputs = [*map(_jax.output, (*state, *constants, *split(args)))]
+        self._ends = len(state), len(state) + len(constants)
+
+    def run(self, inputs: Sequence[Value]) -> list[Value]:
+        """The results, then what the cells that it writes hold at last."""
+        k, n = self._ends
+        state, constants, arrays = inputs[:k], inputs[k:n], inputs[n:]
+        out, new = self.scope.run(self._closed, merge(self._args, arrays), state, constants)
         return [*map(_jax.output, out), *new]
 
-    inputs = [*map(_jax.output, (*scope.state, *scope.constants, *split(args)))]
-    types = [*map(jax.typeof, inputs)]
-
-    def program() -> Program:
-        state, constants, arrays = parts(types)
+    def program(self, fixed: Fixed | None) -> Program:
+        """The function as one that can be undone."""
+        scope = self.scope
+        with parts.kept(), self._ctx.outside_lanes():
+            like = [_jax.AbstractArgument(jax.typeof(x)) for x in self.inputs]
+            closed = jax.make_jaxpr(lambda *inputs: self.run(inputs))(*like)
+        arrays = enumerate(split(self._args), self._ends[1])
+        literals = {k: known_index(x) for k, x in arrays}
         return Program.of(
             closed,
-            [id(a) if isinstance(a, Cell) else known_index(a) for a in args],
-            [Contents(id(c), c.origin, t) for c, t in zip(scope.written, state, strict=True)],
-            [Contents(id(c), c.origin, t) for c, t in zip(scope.read, constants, strict=False)],
-            constants[len(scope.read) :],
-            arrays,
-            lambda ref: id(scope.bindings.find(ref)),
-            settings.fixed,
+            len(scope.written),
+            [c.origin for c in (*scope.written, *scope.read)],
+            {k: x for k, x in literals.items() if x is not None},
+            fixed,
         )
-
-    is_divided = ctx.lanes is not None and (ctx.lanes.mask is not None or bool(scope.sums))
-    if is_divided or scope.places:
-        out = plain(inputs)
-    else:
-        out = differentiable(program, settings, plain)(inputs)
-    n_out = len(closed.out_avals)
-    scope.update(out[n_out:])
-    return out[:n_out]

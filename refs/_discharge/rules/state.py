@@ -13,9 +13,9 @@ from refs._discharge.interpreter import Context
 from refs._discharge.lanes import Accumulator
 from refs._discharge.registry import register
 from refs._discharge.stored_reads import stored
-from refs._indexing import ref_transforms
 from refs._indexing.values import neutral_of
 from refs._origin import origin_of
+from refs._reversible import parts
 from refs._tracing.touch import Touch
 from refs._types import Eqn, Value
 
@@ -26,7 +26,7 @@ def discharge_get(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     if isinstance(cell, Accumulator):
         [out] = eqn.outvars
         return [neutral_of(out.aval, cell.method)]
-    value = ref_transforms.read(cell.read(), jax.tree.unflatten(eqn.params["tree"], leaves))
+    value = parts.read(cell.read(), jax.tree.unflatten(eqn.params["tree"], leaves))
     return [stored(ctx, cell, value)]
 
 
@@ -41,8 +41,8 @@ def discharge_swap(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]
     before = cell.read()
     old = None
     if ctx.is_used(eqn):
-        old = stored(ctx, cell, ref_transforms.read(before, transforms))
-    cell.write(ref_transforms.update(before, transforms, "set", value, _mask(ctx)))
+        old = stored(ctx, cell, parts.read(before, transforms))
+    cell.write(parts.update(before, transforms, "set", value, _mask(ctx)))
     return [old]
 
 
@@ -54,7 +54,7 @@ def discharge_addupdate(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[V
     if isinstance(cell, Accumulator):
         cell.update(ctx.lanes, transforms, value)
     else:
-        cell.write(ref_transforms.update(cell.read(), transforms, "add", value, _mask(ctx)))
+        cell.write(parts.update(cell.read(), transforms, "add", value, _mask(ctx)))
     return []
 
 
@@ -66,7 +66,8 @@ def _mask(ctx: Context) -> Value | None:
 @register(_jax.new_ref_p)
 def discharge_new_ref(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     cell = _made_by(eqn)
-    cell.write(_jax.in_device_memory(_jax.as_array(args[0])))
+    value = _jax.in_device_memory(_jax.as_array(args[0]))
+    cell.write(parts.new_version(value, cell.origin))
     return [cell]
 
 
@@ -74,7 +75,7 @@ def discharge_new_ref(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Val
 def discharge_empty_ref(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     cell = _made_by(eqn)
     ty = eqn.params["ty"]
-    cell.write(jnp.zeros(ty.shape, ty.dtype))
+    cell.write(parts.new_version(jnp.zeros(ty.shape, ty.dtype), cell.origin))
     return [cell]
 
 

@@ -1,0 +1,133 @@
+"""What a reversible function does to refs, as operations on what the refs hold.
+
+A function is discharged before it is turned into nodes. While `kept` is in force, an access to a
+ref is one operation of the pure program, with JAX's own index, and not the slices and scatters that
+it comes to: `read_part_p` reads a part of a version of a ref, `update_part_p` makes the next
+version, and `new_version_p` the first one of a ref that the function makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import Primitive
+
+from refs import _jax
+from refs._indexing import ref_transforms
+from refs._indexing.sharded import sharded_like
+from refs._origin import Origin
+from refs._types import PyTreeDef, Value
+
+read_part_p = Primitive("read_part")
+update_part_p = Primitive("update_part")
+new_version_p = Primitive("new_version")
+
+_is_kept: ContextVar[bool] = ContextVar("_is_kept", default=False)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Within, accesses to refs are discharged to the primitives of this module."""
+    token = _is_kept.set(True)
+    try:
+        yield
+    finally:
+        _is_kept.reset(token)
+
+
+def are_kept() -> bool:
+    return _is_kept.get()
+
+
+# --- Accesses ------------------------------------------------------------------------------------
+
+
+def read(x: Value, transforms: Sequence[Any]) -> Value:
+    """The part of what a ref holds that a chain of JAX's ref transforms selects."""
+    if not are_kept():
+        return ref_transforms.read(x, transforms)
+    leaves, tree = jax.tree.flatten(list(transforms))
+    [out] = read_part_p.bind(x, *leaves, tree=tree)
+    return out
+
+
+def update(
+    x: Value, transforms: Sequence[Any], method: str, value: Value, mask: Value | None = None
+) -> Value:
+    """What a ref holds after its part was overwritten (`method` "set") or added to ("add")."""
+    if mask is not None or not are_kept():
+        return ref_transforms.update(x, transforms, method, value, mask)
+    leaves, tree = jax.tree.flatten(list(transforms))
+    [out] = update_part_p.bind(x, value, *leaves, tree=tree, method=method)
+    return out
+
+
+def read_row(x: Value, index: Value) -> Value:
+    """The row of a scanned ref at the loop's own index, which is in bounds."""
+    if not are_kept():
+        return read_at(x, None, [index])
+    [out] = read_part_p.bind(x, index, tree=None)
+    return out
+
+
+def update_row(x: Value, index: Value, value: Value) -> Value:
+    if not are_kept():
+        return update_at(x, None, [index], "set", value)
+    [out] = update_part_p.bind(x, value, index, tree=None, method="set")
+    return out
+
+
+def new_version(value: Value, origin: Origin) -> Value:
+    """What a new ref holds."""
+    if not are_kept():
+        return value
+    [out] = new_version_p.bind(value, origin=origin)
+    return out
+
+
+# --- What they compute ---------------------------------------------------------------------------
+
+
+def read_at(x: Value, tree: PyTreeDef | None, leaves: Sequence[Value]) -> Value:
+    if tree is None:
+        return lax.dynamic_index_in_dim(x, leaves[0], keepdims=False, allow_negative_indices=False)
+    return ref_transforms.read(x, jax.tree.unflatten(tree, list(leaves)))
+
+
+def update_at(
+    x: Value, tree: PyTreeDef | None, leaves: Sequence[Value], method: str, value: Value
+) -> Value:
+    if tree is not None:
+        return ref_transforms.update(x, jax.tree.unflatten(tree, list(leaves)), method, value)
+    if method == "add":
+        value = read_at(x, None, leaves) + value
+    else:
+        value = sharded_like(value, read_at(x, None, leaves))
+    return lax.dynamic_update_index_in_dim(x, value, leaves[0], 0, allow_negative_indices=False)
+
+
+# --- Rules of the primitives ---------------------------------------------------------------------
+
+
+def _run_read(x: Value, *leaves: Value, tree: PyTreeDef | None) -> list[Value]:
+    return [read_at(x, tree, leaves)]
+
+
+def _run_update(
+    x: Value, value: Value, *leaves: Value, tree: PyTreeDef | None, method: str
+) -> list[Value]:
+    return [update_at(x, tree, leaves, method, value)]
+
+
+def _run_new(x: Value, *, origin: Origin) -> list[Value]:
+    return [x]
+
+
+for _p, _run in ((read_part_p, _run_read), (update_part_p, _run_update), (new_version_p, _run_new)):
+    _p.multiple_results = True
+    _jax.register_inlined(_p, _run)
