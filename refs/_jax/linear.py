@@ -13,7 +13,6 @@ from jax._src.interpreters.partial_eval import custom_staging_rules
 from jax.interpreters import ad, batching, mlir
 
 from refs._jax.calls import devices_outside_shard_map
-from refs._jax.names import AbstractArgument
 from refs._types import Aval, Primitive, Value
 
 __all__ = [
@@ -107,34 +106,22 @@ def register_staging(
 def register_inlined(
     primitive: Primitive,
     run: Callable[..., list[Value]],
-    batched: Callable[..., dict[str, Any]] | None = None,
+    batched: Callable[..., dict[str, Any]],
 ) -> None:
-    """Registers a primitive that is `run(*operands, **params)`, as are its type and derivative.
+    """Registers a primitive that is `run(*operands, **params)`, and its derivative that of `run`.
 
     `batched(size, operands, axes, **params)` gives the parameters of the same operation over a
-    batch; its results are batched along their first axis. Without it, a batch is that of `run`.
+    batch; its results are batched along their first axis.
     """
     primitive.def_impl(run)
     mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
-
-    @primitive.def_abstract_eval
-    def types(*avals: Aval, **params: Any) -> list[Aval]:
-        traced = jax.make_jaxpr(lambda *xs: run(*xs, **params))
-        return list(traced(*map(AbstractArgument, avals)).out_avals)
 
     def jvp(primals: Sequence[Value], tangents: Sequence[Any], **params: Any) -> Any:
         tangents = tuple(map(ad.instantiate_zeros, tangents))
         return jax.jvp(lambda *xs: run(*xs, **params), tuple(primals), tangents)
 
-    def batch(axis_data: Any, operands: Any, axes: Any, **params: Any) -> Any:
-        mapped = jax.vmap(lambda *xs: run(*xs, **params), tuple(axes), axis_size=axis_data.size)
-        out = mapped(*operands)
-        return out, [0] * len(out)
-
     ad.primitive_jvps[primitive] = jvp
-    batching.fancy_primitive_batchers[primitive] = batch
-    if batched is not None:
-        _register_batcher(primitive, batched)
+    _register_batcher(primitive, batched)
 
 
 def register_opaque(

@@ -153,3 +153,8 @@ def _batched(
 
 _jax.register_inlined(inverse_p, _run, _batched)
 INVERSES[inverse_p] = Inverse(_undo, places=(0,))
+
+
+@inverse_p.def_abstract_eval
+def _type(*avals: Aval, jaxpr: ClosedJaxpr, back: ClosedJaxpr) -> list[Aval]:
+    return list(jaxpr.out_avals)

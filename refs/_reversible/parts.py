@@ -8,7 +8,8 @@ version, and `new_version_p` the first one of a ref that the function makes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -16,12 +17,13 @@ from typing import Any
 import jax
 from jax import lax
 from jax.extend.core import Primitive
+from jax.interpreters import ad
 
 from refs import _jax
 from refs._indexing import ref_transforms
 from refs._indexing.sharded import sharded_like
 from refs._origin import Origin
-from refs._types import PyTreeDef, Value
+from refs._types import Aval, PyTreeDef, Value
 
 read_part_p = Primitive("read_part")
 update_part_p = Primitive("update_part")
@@ -52,8 +54,7 @@ def read(x: Value, transforms: Sequence[Any]) -> Value:
     if not are_kept():
         return ref_transforms.read(x, transforms)
     leaves, tree = jax.tree.flatten(list(transforms))
-    [out] = read_part_p.bind(x, *leaves, tree=tree)
-    return out
+    return read_part_p.bind(x, *leaves, tree=tree)
 
 
 def update(
@@ -63,31 +64,27 @@ def update(
     if mask is not None or not are_kept():
         return ref_transforms.update(x, transforms, method, value, mask)
     leaves, tree = jax.tree.flatten(list(transforms))
-    [out] = update_part_p.bind(x, value, *leaves, tree=tree, method=method)
-    return out
+    return update_part_p.bind(x, value, *leaves, tree=tree, method=method)
 
 
 def read_row(x: Value, index: Value) -> Value:
     """The row of a scanned ref at the loop's own index, which is in bounds."""
     if not are_kept():
         return read_at(x, None, [index])
-    [out] = read_part_p.bind(x, index, tree=None)
-    return out
+    return read_part_p.bind(x, index, tree=None)
 
 
 def update_row(x: Value, index: Value, value: Value) -> Value:
     if not are_kept():
         return update_at(x, None, [index], "set", value)
-    [out] = update_part_p.bind(x, value, index, tree=None, method="set")
-    return out
+    return update_part_p.bind(x, value, index, tree=None, method="set")
 
 
 def new_version(value: Value, origin: Origin) -> Value:
     """What a new ref holds."""
     if not are_kept():
         return value
-    [out] = new_version_p.bind(value, origin=origin)
-    return out
+    return new_version_p.bind(value, origin=origin)
 
 
 # --- What they compute ---------------------------------------------------------------------------
@@ -114,20 +111,42 @@ def update_at(
 # --- Rules of the primitives ---------------------------------------------------------------------
 
 
-def _run_read(x: Value, *leaves: Value, tree: PyTreeDef | None) -> list[Value]:
-    return [read_at(x, tree, leaves)]
+def _run_read(x: Value, *leaves: Value, tree: PyTreeDef | None) -> Value:
+    return read_at(x, tree, leaves)
 
 
 def _run_update(
     x: Value, value: Value, *leaves: Value, tree: PyTreeDef | None, method: str
-) -> list[Value]:
-    return [update_at(x, tree, leaves, method, value)]
+) -> Value:
+    return update_at(x, tree, leaves, method, value)
 
 
-def _run_new(x: Value, *, origin: Origin) -> list[Value]:
-    return [x]
+def _run_new(x: Value, *, origin: Origin) -> Value:
+    return x
 
 
-for _p, _run in ((read_part_p, _run_read), (update_part_p, _run_update), (new_version_p, _run_new)):
-    _p.multiple_results = True
-    _jax.register_inlined(_p, _run)
+def _register(primitive: Primitive, run: Callable[..., Value]) -> None:
+    """Whatever is done to the primitive is done to `run`, with the parameters of an equation."""
+
+    def types(*avals: Aval, **params: Any) -> Aval:
+        traced = jax.make_jaxpr(functools.partial(run, **params))
+        [out] = traced(*map(_jax.AbstractArgument, avals)).out_avals
+        return out
+
+    def jvp(primals: Sequence[Value], tangents: Sequence[Any], **params: Any) -> Any:
+        along = tuple(map(_jax.instantiate, tangents))
+        return jax.jvp(functools.partial(run, **params), tuple(primals), along)
+
+    def batch(size: int, operands: Sequence[Value], axes: Sequence[Any], **params: Any) -> Any:
+        mapped = jax.vmap(functools.partial(run, **params), tuple(axes), axis_size=size)
+        return mapped(*operands), 0
+
+    primitive.def_abstract_eval(types)
+    _jax.register_lowering(primitive, run)
+    ad.primitive_jvps[primitive] = jvp
+    _jax.register_batching(primitive, batch)
+
+
+_register(read_part_p, _run_read)
+_register(update_part_p, _run_update)
+_register(new_version_p, _run_new)
