@@ -96,6 +96,25 @@ def custom_rules_that_write(a, b, ws):
     return jnp.sum(a[...] * b[...] + c[...])
 
 
+def shards_that_read(a, b, ws):
+    """Several devices may compute what is added, of a ref that is written between."""
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    c = refs.new_ref(jnp.arange(6.0) + 1)
+
+    @refs.shard_map(mesh=mesh, in_specs=(jax.P("d"), jax.P()), out_specs=jax.P("d"))
+    def amount(x, k):
+        return jnp.sin(x * c[k]) * c[0]
+
+    def layer(k, w):
+        a[...] += amount(b[...] * w, k)
+        b[...] -= jnp.cos(a[...])
+        c[1] += jnp.sum(w)
+        return k + 1, None
+
+    refs.scan(layer, 0, ws)
+    return jnp.sum(a[...] * b[...])
+
+
 def callbacks_beside(a, b, ws):
     n = refs.new_ref(np.zeros(3, np.int32))
 
@@ -137,7 +156,7 @@ def loss(program, wrap):
     "program",
     [
         *(lanes_with_refs_of_their_own, lanes_that_add, callbacks_beside),
-        *(custom_rules_that_read, custom_rules_that_write),
+        *(custom_rules_that_read, custom_rules_that_write, shards_that_read),
     ],
 )
 def test_gradient(program, mode):
