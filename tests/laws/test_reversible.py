@@ -154,7 +154,8 @@ def test_a_reversible_function_means_what_python_does(jit, program):
 @given(programs())
 @pytest.mark.parametrize("jit", [False, True], ids=["op by op", "jit"])
 def test_its_gradient_is_that_of_a_tape(jit, program):
-    check_gradient(program, jit, EXACT)
+    # Not `EXACT`: a loop may amplify what undoing it has rounded.
+    check_gradient(program, jit, ROUNDED)
 
 
 @ways.fewer(10)
