@@ -171,6 +171,8 @@ class Builder:
         if state.fixed is not None:
             value = self.version(value, state, line)
         self.add(Write(version, place, value, after, line))
+        if place.tree is None and isinstance(value, Var):
+            self._known[after, place.key] = value  # The row goes on as it was written.
         return after
 
     def _sum_in_place(

@@ -75,6 +75,24 @@ def written_through(a, b, ws):
     return jnp.sum(a[...] * b[...])
 
 
+def exchange_in_rows(a, b, ws):
+    """Parts of one row, each of which is read before the other is written."""
+    rows = refs.new_ref(jnp.stack([a[...], b[...]]))
+
+    def layer(w):
+        def row(_, r):
+            r[...] += jnp.sin(a[...]) * w
+            r[:2], r[2:4] = r[2:4], r[:2]
+            r[4:] -= jnp.cos(r[:2])
+            return _, None
+
+        refs.scan(row, None, rows)
+        a[...] += rows[0] * rows[1]
+
+    scan(layer, ws)
+    return jnp.sum(rows[...] * jnp.sin(a[...]))
+
+
 def branching(a, b, ws):
     def layer(k, w):
         def even():
@@ -223,7 +241,7 @@ def scratch(a, b, ws):
 
 EXACT = [
     sums, unrolled, counted, indexed, out_of_bounds, branching, nested, rows, exchange,
-    parts, permuted, written_through, scattered, of_calls, with_own_refs, twice, scratch,
+    exchange_in_rows, parts, permuted, written_through, scattered, of_calls, with_own_refs, twice, scratch,
 ]  # fmt: skip
 
 
