@@ -8,7 +8,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from refs._discharge.cells import Cell
 from refs._discharge.interpreter import Context
-from refs._reversible.parts import are_kept
+from refs._tracing.discharged import are_parts_kept
 from refs._types import Value
 
 READ = "refs.read"
@@ -16,7 +16,7 @@ READ = "refs.read"
 
 def stored(ctx: Context, cell: Cell, value: Value) -> Value:
     """`value`, read from `cell`; named, so that it is stored, if that saves storing the ref."""
-    is_stored = ctx.keeps_reads and not are_kept()  # Reversible functions undo all reads.
+    is_stored = ctx.keeps_reads and not are_parts_kept()  # Reversible functions undo all reads.
     saves = is_stored and cell.changes and 2 * value.size <= cell.read().size
     if not saves:
         return value

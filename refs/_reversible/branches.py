@@ -60,7 +60,7 @@ class Branch(FlowNode):
                 for theirs, u in ((theirs, own.get(id(theirs))) for theirs in outside)
             ]
             bodies.append(
-                x.body(
+                x.builder.body(
                     [*(first for first, _ in pairs), *x.inputs],
                     [*(last for _, last in pairs), *x.alike(states)],
                 )

@@ -26,7 +26,7 @@ from refs._reversible.pieces import pieces
 from refs._reversible.places import Literal, Place, is_index_type
 from refs._reversible.scaling import Buffer
 from refs._reversible.versions import Accumulate, Read, Write, link
-from refs._types import Atom, ClosedJaxpr, Eqn, Jaxpr
+from refs._types import Atom, ClosedJaxpr, Eqn
 
 
 class Builder:
@@ -51,7 +51,7 @@ class Builder:
         self._read_of: dict[Var, Read] = {}  # by the read's array
         self._known: dict[Hashable, Var] = {}  # what reads and decodings give
         self._encoding = Encoding(self.add, self._made_by, self.buffers, is_counted)
-        self._same: dict[Any, Equation] = {}
+        self._same: dict[Any, list[Var]] = {}
         self._line = "an unknown line"  # that of the call whose jaxpr is being added
 
     def add(self, node: Node) -> None:
@@ -71,11 +71,10 @@ class Builder:
 
     def eval(self, closed: ClosedJaxpr, args: Sequence[Operand]) -> list[Operand]:
         """Adds the nodes of a jaxpr."""
+        jaxpr = closed.jaxpr
         consts = [Literal(c, jax.typeof(c)) for c in closed.consts]
-        return self.eval_open(closed.jaxpr, [*consts, *args])
-
-    def eval_open(self, jaxpr: Jaxpr, args: Sequence[Operand]) -> list[Operand]:
-        env: dict[Any, Operand] = dict(zip((*jaxpr.constvars, *jaxpr.invars), args, strict=True))
+        variables = (*jaxpr.constvars, *jaxpr.invars)
+        env: dict[Any, Operand] = dict(zip(variables, (*consts, *args), strict=True))
 
         def at(atom: Atom) -> Operand:
             return Literal(atom.val, atom.aval) if isinstance(atom, _jax.Literal) else env[atom]
@@ -101,19 +100,19 @@ class Builder:
             return [_ACCESSES[primitive](self, eqn, args)]
         if primitive in RULES and (touches_refs or not _jax.has_side_effects(eqn)):
             return self._flow(RULES[primitive], eqn, args, not touches_refs)
-        return self.equation(eqn, args).outs
+        return self._equation(eqn, args)
 
-    def equation(self, eqn: Eqn, args: Sequence[Operand]) -> Equation:
+    def _equation(self, eqn: Eqn, args: Sequence[Operand]) -> Sequence[Operand]:
         # An index is computed for the read and once more for the write: once is enough.
         args = [*map(self.array, args)]
         key = _key(eqn, args)
         if key is not None and key in self._same:
             return self._same[key]
-        node = Equation(eqn, args, [Var(v.aval) for v in eqn.outvars], self.line_of(eqn))
-        self.add(node)
+        outs = [Var(v.aval) for v in eqn.outvars]
+        self.add(Equation(eqn, args, outs, self.line_of(eqn)))
         if key is not None:
-            self._same[key] = node
-        return node
+            self._same[key] = outs
+        return outs
 
     def line_of(self, eqn: Eqn) -> str:
         return _jax.user_line(eqn, self._line)
@@ -258,9 +257,6 @@ class Inner(NamedTuple):
             b.array(x) if s is None or s.fixed is None else b.version(x, s, "the end of a step")
             for x, s in zip(self.results, states, strict=True)
         ]
-
-    def body(self, inputs: Sequence[Var], outputs: Sequence[Operand]) -> Body:
-        return self.builder.body(inputs, outputs)
 
 
 _INLINED = {

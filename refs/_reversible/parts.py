@@ -1,17 +1,15 @@
 """What a reversible function does to refs, as operations on what the refs hold.
 
-A function is discharged before it is turned into nodes. While `kept` is in force, an access to a
-ref is one operation of the pure program, with JAX's own index, and not the slices and scatters that
-it comes to: `read_part_p` reads a part of a version of a ref, `update_part_p` makes the next
+A function is discharged before it is turned into nodes. While `parts_kept` is in force, an access
+to a ref is one operation of the pure program, with JAX's own index, and not the slices and scatters
+that it comes to: `read_part_p` reads a part of a version of a ref, `update_part_p` makes the next
 version, and `new_version_p` the first one of a ref that the function makes.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,35 +21,19 @@ from refs import _jax
 from refs._indexing import ref_transforms
 from refs._indexing.sharded import sharded_like
 from refs._origin import Origin
+from refs._tracing.discharged import are_parts_kept
 from refs._types import Aval, PyTreeDef, Value
 
 read_part_p = Primitive("read_part")
 update_part_p = Primitive("update_part")
 new_version_p = Primitive("new_version")
 
-_is_kept: ContextVar[bool] = ContextVar("_is_kept", default=False)
-
-
-@contextmanager
-def kept() -> Iterator[None]:
-    """Within, accesses to refs are discharged to the primitives of this module."""
-    token = _is_kept.set(True)
-    try:
-        yield
-    finally:
-        _is_kept.reset(token)
-
-
-def are_kept() -> bool:
-    return _is_kept.get()
-
-
 # --- Accesses ------------------------------------------------------------------------------------
 
 
 def read(x: Value, transforms: Sequence[Any]) -> Value:
     """The part of what a ref holds that a chain of JAX's ref transforms selects."""
-    if not are_kept():
+    if not are_parts_kept():
         return ref_transforms.read(x, transforms)
     leaves, tree = jax.tree.flatten(list(transforms))
     return read_part_p.bind(x, *leaves, tree=tree)
@@ -61,7 +43,7 @@ def update(
     x: Value, transforms: Sequence[Any], method: str, value: Value, mask: Value | None = None
 ) -> Value:
     """What a ref holds after its part was overwritten (`method` "set") or added to ("add")."""
-    if mask is not None or not are_kept():
+    if mask is not None or not are_parts_kept():
         return ref_transforms.update(x, transforms, method, value, mask)
     leaves, tree = jax.tree.flatten(list(transforms))
     return update_part_p.bind(x, value, *leaves, tree=tree, method=method)
@@ -69,20 +51,20 @@ def update(
 
 def read_row(x: Value, index: Value) -> Value:
     """The row of a scanned ref at the loop's own index, which is in bounds."""
-    if not are_kept():
+    if not are_parts_kept():
         return read_at(x, None, [index])
     return read_part_p.bind(x, index, tree=None)
 
 
 def update_row(x: Value, index: Value, value: Value) -> Value:
-    if not are_kept():
+    if not are_parts_kept():
         return update_at(x, None, [index], "set", value)
     return update_part_p.bind(x, value, index, tree=None, method="set")
 
 
 def new_version(value: Value, origin: Origin) -> Value:
     """What a new ref holds."""
-    if not are_kept():
+    if not are_parts_kept():
         return value
     return new_version_p.bind(value, origin=origin)
 

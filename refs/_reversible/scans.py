@@ -27,7 +27,7 @@ class Scan(Loop):
         x = b.inner(p.jaxpr, [*consts, *carry, *xs], p.length, n, is_alone)
         states = [*map(state_of, carry), *[None] * (len(x.results) - p.num_carry)]
         new = x.alike(states)
-        self.body = x.body(
+        self.body = x.builder.body(
             [*x.inputs[:first], *(u.first for u in x.buffers), *x.inputs[first:]],
             [*new[: p.num_carry], *(u.last for u in x.buffers), *new[p.num_carry :]],
         )

@@ -31,3 +31,6 @@ in_lane, is_lane = _flag("_is_lane")
 # Whether accesses that a derivative makes are given the lines of its function, where the user's
 # code makes them.
 with_lines, has_lines = _flag("_has_lines")
+
+# Whether accesses to refs are discharged to the operations of `_reversible.parts`.
+parts_kept, are_parts_kept = _flag("_are_parts_kept")

@@ -241,7 +241,8 @@ def scratch(a, b, ws):
 
 EXACT = [
     sums, unrolled, counted, indexed, out_of_bounds, branching, nested, rows, exchange,
-    exchange_in_rows, parts, permuted, written_through, scattered, of_calls, with_own_refs, twice, scratch,
+    exchange_in_rows, parts, permuted, written_through, scattered, of_calls,
+    with_own_refs, twice, scratch,
 ]  # fmt: skip
 
 

@@ -20,9 +20,9 @@ from refs._discharge.cells import Cell, merge
 from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
 from refs._discharge.stored_reads import READ
-from refs._reversible.parts import are_kept
 from refs._tracing import touch_analysis
 from refs._tracing.derivative_rules import rules_may_touch_refs
+from refs._tracing.discharged import are_parts_kept
 from refs._types import ClosedJaxpr, Eqn, Value
 
 _policies = jax.checkpoint_policies
@@ -31,7 +31,7 @@ _policies = jax.checkpoint_policies
 @register(_jax.remat_p, runs_once=True)
 def discharge_checkpoint(ctx: Context, eqn: Eqn, args: Sequence[Value]) -> list[Value]:
     [closed] = _jax.jaxprs_in(eqn.params)
-    if are_kept():  # A reversible function stores nothing.
+    if are_parts_kept():  # A reversible function stores nothing.
         return ctx.eval(closed, args)
     scope = ctx.scope((closed, args))
     keeps_reads = not _has_loops_over_refs(closed)

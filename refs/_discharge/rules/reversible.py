@@ -10,11 +10,11 @@ from refs import _jax
 from refs._discharge.cells import merge, split
 from refs._discharge.interpreter import Context
 from refs._discharge.registry import register
-from refs._reversible import parts
 from refs._reversible.call import differentiable
 from refs._reversible.fixed import Fixed
 from refs._reversible.primitive import Settings, reversible_p
 from refs._reversible.program import Program, known_index
+from refs._tracing.discharged import are_parts_kept, parts_kept
 from refs._types import ClosedJaxpr, Eqn, Value
 
 
@@ -32,7 +32,7 @@ def call_reversible(
     Where lanes of a `vmap` diverge, or share a ref that they accumulate into, the function is the
     plain one: the steps of different lanes can't be told apart afterwards.
     """
-    if parts.are_kept():  # It is a part of another one.
+    if are_parts_kept():  # It is a part of another one.
         return ctx.eval(closed, args)
     pure = Pure(ctx, closed, args)
     is_divided = ctx.lanes is not None and (ctx.lanes.mask is not None or bool(pure.scope.sums))
@@ -70,7 +70,7 @@ class Pure:
     def program(self, fixed: Fixed | None) -> Program:
         """The function as one that can be undone."""
         scope = self.scope
-        with parts.kept(), self._ctx.outside_lanes():
+        with parts_kept(), self._ctx.outside_lanes():
             like = [_jax.AbstractArgument(jax.typeof(x)) for x in self.inputs]
             closed = jax.make_jaxpr(lambda *inputs: self.run(inputs))(*like)
         arrays = enumerate(split(self._args), self._ends[1])
