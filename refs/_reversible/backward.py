@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from refs import _jax
-from refs._reversible.equations import Equation, Moved, Pullback
+from refs._reversible.equations import Pullback
 from refs._reversible.nodes import Node, Operand, Solution, Step, Var
 from refs._reversible.places import Literal
 from refs._reversible.plan import Plan
@@ -88,21 +88,15 @@ class Backward(Recovery):
         self._cts: dict[Var, Value] = {}
 
     def evaluated(self, step: Step) -> Any:
+        if not step.runs:
+            return super().evaluated(step)
         node = self.plan.pulled(step.node)
-        # What moves an encoded value has a pullback of its own.
-        if (
-            step.runs
-            and isinstance(node, Equation)
-            and not isinstance(node, Moved)
-            and self._has_active(node)
-        ):
-            values = [self.value(x) for x in node.ins]
-            out, self.pullbacks[node] = node.linearized(self, values)
-            found = dict(zip(node.outs, out, strict=True))
-            return [found[v] if v in found else self.env[v] for v in step.gives]
-        return step.compute(self.value)
+        out = node.evaluate(self, [self.value(x) for x in node.ins])
+        found = dict(zip(node.outs, out, strict=True))
+        return [found[v] if v in found else self.env[v] for v in step.gives]
 
-    def _has_active(self, node: Node) -> bool:
+    def has_active(self, node: Node) -> bool:
+        """Whether a result of a node has a cotangent."""
         return any(v in self.plan.active for v in node.outs)
 
     def find(self, v: Var, x: Value) -> None:
@@ -146,7 +140,7 @@ class Backward(Recovery):
     def pull(self) -> None:
         """Pulls the cotangents of the results back to the inputs."""
         for node in reversed(self.plan.body.nodes):
-            if self._has_active(node):
+            if self.has_active(node):
                 self.plan.pulled(node).pull(self)
 
 

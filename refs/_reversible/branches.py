@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -12,18 +12,16 @@ from jax import lax
 from refs import _jax
 from refs._reversible.backward import Backward, Recovery
 from refs._reversible.build import RULES, Builder, results_of
+from refs._reversible.flow import FlowNode
 from refs._reversible.nodes import (
     Body,
-    FlowNode,
+    Lookup,
     Operand,
     Solution,
-    Step,
     Var,
-    is_smooth,
     state_of,
     variables,
 )
-from refs._reversible.plan import Plan
 from refs._reversible.solve import closure, solve
 from refs._types import Eqn, Value
 
@@ -69,13 +67,10 @@ class Branch(FlowNode):
         self.of_body = [[Var(v.aval) for v in body.saved] for body in bodies]
         self.saved = [v for own in self.of_body for v in own]
         self.results = results_of(eqn, states)
-        self.ins = (b.array(index), *(u.first for u in outside), *operands)
+        self.operands = (*(u.first for u in outside), *operands)
+        self.ins = (b.array(index), *self.operands)
         self.outs = (*(u.last for u in outside), *self.results, *self.saved)
         self.key, self.line = self.ins[0], b.line_of(eqn)
-
-    @property
-    def operands(self) -> Sequence[Operand]:
-        return self.ins[1:]
 
     def run(self, values: Sequence[Value]) -> list[Value]:
         index, *operands = values
@@ -94,29 +89,9 @@ class Branch(FlowNode):
 
         return lax.switch(index, [chosen(k) for k in range(len(self.bodies))], operands)
 
-    def spread(self, plan: Plan) -> None:
-        for inner in plan.plans_of(self, self.bodies):
-            inner.spread(
-                mine
-                for mine, v in zip(inner.body.inputs, self.operands, strict=True)
-                if v in plan.varied
-            )
-            outputs = zip(self.outs, inner.body.outputs, strict=False)
-            plan.varied.update(v for v, mine in outputs if mine in inner.varied)
-
-    def want(self, plan: Plan) -> None:
-        for inner in plan.inner[self]:
-            outputs = zip(self.outs, inner.body.outputs, strict=False)
-            inner.want(m for v, m in outputs if v in plan.wanted and isinstance(m, Var))
-            inputs = zip(self.operands, inner.body.inputs, strict=True)
-            plan.wanted.update(
-                v for v, m in inputs if isinstance(v, Var) and m in inner.wanted and is_smooth(v)
-            )
-
     # --- What is known
 
     def given(self, k: int, known: Solution) -> dict[Var, Operand]:
-        """What is known in a body because something outside is, and which variable that is."""
         body = self.bodies[k]
         pairs = [
             *zip(body.inputs, self.operands, strict=True),
@@ -125,67 +100,39 @@ class Branch(FlowNode):
         ]
         return {m: v for m, v in pairs if isinstance(m, Var) and v in known}
 
-    def givens(self, known: Solution) -> list[dict[Var, Operand]]:
-        return [self.given(k, known) for k in range(len(self.bodies))]
-
     def solved(self, known: Solution) -> list[Solution]:
-        givens = zip(self.bodies, self.givens(known), strict=True)
-        return [solve(body, given, known.is_exact) for body, given in givens]
-
-    def inside(self, known: Solution) -> Iterator[tuple[Body, Solution]]:
-        for k, body in enumerate(self.bodies):
-            given = {*self.given(k, known), *variables(body.outputs)}
-            yield body, solve(body, given, known.is_exact)
-
-    def _outside(
-        self, givens: Sequence[dict[Var, Operand]], inner: Sequence[Solution], wanted: Any
-    ) -> list[Var]:
-        """The variables outside that give the bodies what `wanted(k)` follows from."""
-        found: dict[Operand, None] = {}
-        for k, (given, solution) in enumerate(zip(givens, inner, strict=True)):
-            for m in closure(solution, wanted(k)) & solution.given:
-                found[given[m]] = None
-        return [v for v in (self.ins[0], *found) if isinstance(v, Var)]
-
-    def ways(self, known: Solution) -> Iterator[Step]:
-        yield from self.own_way(known)
-        if self.ins[0] not in known:
-            return
-        unknown = [
-            (j, v)
-            for j, v in enumerate(self.operands)
-            if isinstance(v, Var) and v not in known and (self, v) not in known.offered
+        return [
+            solve(body, self.given(k, known), known.is_exact) for k, body in enumerate(self.bodies)
         ]
-        if not unknown:
-            return
-        givens, inner = self.givens(known), self.solved(known)
-        for j, v in unknown:
-            if all(b.inputs[j] in s for b, s in zip(self.bodies, inner, strict=True)):
-                deps = self._outside(givens, inner, lambda k, j=j: [self.bodies[k].inputs[j]])
-                yield Step(self, tuple(deps), (v,), self._restored(givens, inner, j))
 
-    def _restored(
-        self, givens: Sequence[dict[Var, Operand]], inner: Sequence[Solution], j: int
-    ) -> Callable[[Any], list[Value]]:
-        def compute(at: Callable[[Operand], Value]) -> list[Value]:
+    def inside(self, known: Solution) -> list[Solution]:
+        return [
+            solve(body, {*self.given(k, known), *variables(body.outputs)}, known.is_exact)
+            for k, body in enumerate(self.bodies)
+        ]
+
+    def outside(
+        self, known: Solution, inner: Sequence[Solution], wanted: Sequence[Iterable[Var]]
+    ) -> list[Var]:
+        found: dict[Operand, None] = {self.ins[0]: None}
+        for k, (solution, some) in enumerate(zip(inner, wanted, strict=True)):
+            given = self.given(k, known)
+            found |= {given[m]: None for m in closure(solution, some) & solution.given}
+        return [*variables(found)]
+
+    def restored(self, known: Solution, inner: Sequence[Solution], j: int) -> Callable[..., Value]:
+        def find(at: Lookup) -> Value:
             def chosen(k: int) -> Callable[[], Value]:
-                found = closure(inner[k], [self.bodies[k].inputs[j]]) & inner[k].given
-                env = {m: at(givens[k][m]) for m in found}
-                return lambda: Recovery(inner[k], env).value(self.bodies[k].inputs[j])
+                wanted, given = self.bodies[k].inputs[j], self.given(k, known)
+                found = closure(inner[k], [wanted]) & inner[k].given
+                env = {m: at(given[m]) for m in found}
+                return lambda: Recovery(inner[k], env).value(wanted)
 
-            return [lax.switch(at(self.ins[0]), [chosen(k) for k in range(len(self.bodies))])]
+            return lax.switch(at(self.ins[0]), [chosen(k) for k in range(len(self.bodies))])
 
-        return compute
+        return find
 
     # --- The backward pass
-
-    def needs(self, plan: Plan) -> Iterable[Var]:
-        inner = plan.inner[self]
-        solutions = self.solved(plan.solution)
-        hopes = self.inside(plan.solution)
-        for one, solution, (_, hope) in zip(inner, solutions, hopes, strict=True):
-            one.settle(solution, lambda hope=hope: hope, self.unknown(plan.solution))
-        return self._outside(self.givens(plan.solution), solutions, lambda k: inner[k].demanded)
 
     def pull(self, run: Backward) -> None:
         plans = run.plan.inner[self]

@@ -15,12 +15,14 @@ import numpy as np
 
 from refs import _jax
 from refs._origin import UNKNOWN
+from refs._reversible.encoded import decode, encode
 from refs._reversible.encoding import SUMS, Encoding
-from refs._reversible.equations import Decode, Encode, Equation
+from refs._reversible.equations import Equation
 from refs._reversible.fixed import Fixed
+from refs._reversible.flow import FlowNode
 from refs._reversible.groups import grouped
 from refs._reversible.inverses import type_of
-from refs._reversible.nodes import Body, FlowNode, Node, Operand, State, Var, is_smooth, state_of
+from refs._reversible.nodes import Body, Node, Operand, State, Var, is_smooth, state_of
 from refs._reversible.parts import new_version_p, read_part_p, update_part_p
 from refs._reversible.pieces import pieces
 from refs._reversible.places import Literal, Place, is_index_type
@@ -126,7 +128,7 @@ class Builder:
             return x
         if x not in self._known:
             self._known[x] = out = Var(x.aval)
-            self.add(Decode(fixed, x, out, self._line))
+            self.add(decode(fixed, x, out, self._line))
             self._encoding.known[out] = x
         return self._known[x]
 
@@ -150,7 +152,7 @@ class Builder:
             encoded = Var(out)
             read = Read(version, place, encoded, line)
             self.add(read)
-            self.add(Decode(fixed, encoded, value, line))
+            self.add(decode(fixed, encoded, value, line))
             self._encoding.known[value] = encoded
         self._known[key] = value
         self._read_of[value] = read
@@ -335,7 +337,7 @@ def _new_version(b: Builder, eqn: Eqn, args: Sequence[Operand]) -> Operand:
         b.add(Equation(eqn, [value], [made], line))
     else:
         state.fixed.check(value.aval.dtype, state.origin.describe())
-        b.add(Encode(state.fixed, value, made, line))
+        b.add(encode(state.fixed, value, made, line))
     return made
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from jax import lax
 
 from refs import _jax
-from refs._reversible.equations import Encode, Equation, Meaning, Moved, Negative, Plus
+from refs._reversible.encoded import Meaning, Moved, encode, negative, plus
+from refs._reversible.equations import Equation
 from refs._reversible.fixed import Fixed
 from refs._reversible.nodes import Node, Operand, State, Var, variables
 from refs._reversible.pieces import part_of
@@ -64,7 +65,7 @@ class Encoding:
         found = self._found(state, value, line)
         if found is None:
             found = Var(value.aval)
-            self.add(Encode(state.fixed, value, found, line))
+            self.add(encode(state.fixed, value, found, line))
         return found
 
     def _found(self, state: State, value: Operand, line: str) -> Operand | None:
@@ -145,10 +146,10 @@ class Encoding:
             other = node.ins[1 - k]
             if primitive is lax.sub_p and k == 1:  # What is known, less the state.
                 return lambda part: added(
-                    Plus(fixed, self._negative(part, line), other, 1, out, line)
+                    plus(fixed, self._negative(part, line), other, 1, out, line)
                 )
             sign = -1 if primitive is lax.sub_p else 1
-            return lambda part: added(Plus(fixed, part, other, sign, out, line))
+            return lambda part: added(plus(fixed, part, other, sign, out, line))
         factor = self._factor(node, 1 - k) if primitive in (lax.mul_p, lax.div_p) else None
         if factor is not None and (k == 0 or primitive is lax.mul_p):
             factor = factor if primitive is lax.mul_p else 1 / factor
@@ -160,7 +161,7 @@ class Encoding:
 
     def _negative(self, part: Operand, line: str) -> Var:
         out = Var(part.aval)
-        self.add(Negative(part, out, line))
+        self.add(negative(part, out, line))
         return out
 
     def _scaled(self, factor: Fraction, part: Operand, out: Var, line: str) -> Var:

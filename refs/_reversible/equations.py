@@ -6,21 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax import lax
 
 from refs import _jax
-from refs._reversible.fixed import Fixed
 from refs._reversible.inverses import INVERSES, Given, Inverse, type_of
 from refs._reversible.nodes import (
     Lookup,
     Node,
     Operand,
-    Relation,
     Solution,
     Step,
     Var,
     is_smooth,
-    unbroadcast,
     variables,
 )
 from refs._types import Eqn, Value
@@ -96,6 +92,12 @@ class Equation(Node):
         active = tuple(k for k, v in enumerate(self.ins) if v in plan.active)
         plan.used[self] = used_by_pullback(self, active)
         return variables(self.ins[k] for k in plan.used[self])
+
+    def evaluate(self, run: Backward, values: Sequence[Value]) -> Sequence[Value]:
+        if not run.has_active(self):
+            return self.run(values)
+        out, run.pullbacks[self] = self.linearized(run, values)
+        return out
 
     def pull(self, run: Backward) -> None:
         cts = [run.take(v) for v in self.outs]
@@ -180,126 +182,3 @@ def _key(eqn: Eqn, active: tuple[int, ...]) -> Any:
 
 
 _used: dict[Any, list[int]] = {}
-
-
-class Encode(Node):
-    """An array, encoded: written over what a ref holds, or its initial contents."""
-
-    def __init__(self, fixed: Fixed, x: Operand, out: Var, line: str):
-        self.fixed, self.ins, self.outs, self.line = fixed, (x,), (out,), line
-
-    def run(self, values: Sequence[Value]) -> list[Value]:
-        return [self.fixed.encode(_jax.as_array(values[0]))]
-
-    def ways(self, known: Solution) -> Iterator[Step]:
-        yield from self.own_way(known)
-
-    def pull(self, run: Backward) -> None:
-        run.give(self.ins[0], run.take(self.outs[0]))
-
-
-class Decode(Node):
-    """The array that an encoded value stands for."""
-
-    def __init__(self, fixed: Fixed, s: Operand, out: Var, line: str):
-        self.fixed, self.ins, self.outs, self.line = fixed, (s,), (out,), line
-
-    def run(self, values: Sequence[Value]) -> list[Value]:
-        return [self.fixed.decode(values[0], self.outs[0].aval.dtype)]
-
-    def ways(self, known: Solution) -> Iterator[Step]:
-        yield from self.own_way(known)
-
-    def pull(self, run: Backward) -> None:
-        run.give(self.ins[0], run.take(self.outs[0]))
-
-
-class Meaning(Relation):
-    """The array that an encoded value stands for, where it is computed in another way, too."""
-
-    def __init__(self, fixed: Fixed, s: Var, x: Var):
-        self.fixed, self.s, self.x = fixed, s, x
-
-    @property
-    def watched(self) -> Iterable[Var]:
-        return (self.s,)
-
-    def ways(self, known: Solution) -> Iterator[Step]:
-        s, x = self.s, self.x
-        if s in known and x not in known:
-            yield Step(self, (s,), (x,), lambda at: [self.fixed.decode(at(s), x.aval.dtype)])
-
-
-class Plus(Node):
-    """The sum of an encoded value and an array (`sign` -1: the difference)."""
-
-    def __init__(self, fixed: Fixed, s: Operand, x: Operand, sign: int, out: Var, line: str):
-        self.fixed, self.sign = fixed, sign
-        self.ins, self.outs, self.line = (s, x), (out,), line
-
-    def run(self, values: Sequence[Value]) -> list[Value]:
-        return [self.fixed.plus(values[0], _jax.as_array(values[1]), self.sign)]
-
-    def ways(self, known: Solution) -> Iterator[Step]:
-        yield from self.own_way(known)
-        s, x = self.ins
-        [out] = self.outs
-        if isinstance(s, Var) and s not in known and out in known and x in known:
-            yield Step(
-                self,
-                (out, *variables((x,))),
-                (s,),
-                lambda at: [self.fixed.plus(at(out), _jax.as_array(at(x)), -self.sign)],
-            )
-
-    def pull(self, run: Backward) -> None:
-        ct = run.take(self.outs[0])
-        if ct is None:
-            return
-        run.give(self.ins[0], ct)
-        if run.is_active(self.ins[1]):
-            run.give(self.ins[1], unbroadcast(ct if self.sign > 0 else -ct, self.ins[1]))
-
-
-class Negative(Node):
-    """An encoded value, negated."""
-
-    def __init__(self, s: Operand, out: Var, line: str):
-        self.ins, self.outs, self.line = (s,), (out,), line
-
-    def run(self, values: Sequence[Value]) -> list[Value]:
-        return [-values[0]]
-
-    def ways(self, known: Solution) -> Iterator[Step]:
-        yield from self.own_way(known)
-        [s], [out] = self.ins, self.outs
-        if isinstance(s, Var) and s not in known and out in known:
-            yield Step(self, (out,), (s,), lambda at: self.run([at(out)]))
-
-    def pull(self, run: Backward) -> None:
-        ct = run.take(self.outs[0])
-        run.give(self.ins[0], None if ct is None else -ct)
-
-
-class Moved(Equation):
-    """An equation that only moves elements, on encoded values. Its other operands are indices."""
-
-    @property
-    def encoded(self) -> int:
-        """The number of operands that are encoded: the first ones."""
-        return 1 if self.eqn.primitive is lax.gather_p else len(self.ins)
-
-    def _of_type(self, found: Value, k: int) -> Value:
-        return found  # an integer, where the equation has a float
-
-    def pull(self, run: Backward) -> None:
-        cts = [run.take(v) for v in self.outs]
-        if all(ct is None for ct in cts):
-            return
-        rest = [run.value(x) for x in self.ins[self.encoded :]]
-        operands = self.ins[: self.encoded]
-        given = jax.linear_transpose(lambda *xs: self.run([*xs, *rest]), *map(run.zeros, operands))(
-            [run.zeros(v) if ct is None else ct for v, ct in zip(self.outs, cts, strict=True)]
-        )
-        for operand, ct in zip(operands, given, strict=True):
-            run.give(operand, ct)

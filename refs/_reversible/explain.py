@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 
 from refs import _jax
 from refs._reversible.equations import Equation
+from refs._reversible.flow import FlowNode
 from refs._reversible.nodes import Body, Node, Operand, Solution, State, Var, state_of, variables
 from refs._reversible.versions import Accumulate, Read, Write
 from refs.errors import NotReversibleError
 
 
 def explain(
-    body: Body, known: Solution, user: Node, missing: Var, around: Node | None
+    body: Body, known: Solution, user: Node, missing: Var, around: FlowNode | None
 ) -> NotReversibleError:
     """The error about a variable that the derivative at `user` needs, and that can't be found.
 
@@ -24,7 +25,7 @@ def explain(
     lost = [node for node in body.nodes if _is_lost(node, known)]
     behind = set(_behind(missing, known, made_by))
     blamed = [node for node in lost if behind & {*node.ins}] or lost
-    unknown = user if missing is user.key else around
+    unknown = user if isinstance(user, FlowNode) and missing is user.key else around
     if not blamed and unknown is not None:
         return NotReversibleError(
             f"reversible: the loop or branch at {unknown.line} can't be undone: {unknown.why}"
@@ -57,11 +58,12 @@ def _cause(node: Node, lost: list[Node], known: Solution, made_by: dict[Var, Nod
 
 def _blame(node: Node, known: Solution, made_by: dict[Var, Node]) -> NotReversibleError:
     """The error about a write that can't be undone, or about the last one in a loop or branch."""
-    for body, inside in node.inside(known):
-        lost = [inner for inner in body.nodes if _is_lost(inner, inside)]
-        if lost:
-            makers = {v: n for n in body.nodes for v in n.outs}
-            return _blame(_cause(lost[-1], lost, inside, makers), inside, makers)
+    if isinstance(node, FlowNode):
+        for body, inside in zip(node.bodies, node.inside(known), strict=True):
+            lost = [inner for inner in body.nodes if _is_lost(inner, inside)]
+            if lost:
+                makers = {v: n for n in body.nodes for v in n.outs}
+                return _blame(_cause(lost[-1], lost, inside, makers), inside, makers)
     state = next(_states(node.outs), None)
     described = "a ref" if state is None else state.origin.describe()
     if isinstance(node, Equation):
@@ -85,6 +87,7 @@ def _blame(node: Node, known: Solution, made_by: dict[Var, Node]) -> NotReversib
                 "`ref.at[i].add(x)` at arrays of them"
             )
         return NotReversibleError(f"{start}the old value is lost{_how(node, known, made_by)}")
+    assert isinstance(node, FlowNode)
     return NotReversibleError(f"{start}{node.why}")
 
 

@@ -27,7 +27,8 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Primitive, jaxpr_as_fun
 
 from refs import _jax
-from refs._reversible.equations import Encode, Equation, Meaning, Plus, Pullback
+from refs._reversible.encoded import Meaning
+from refs._reversible.equations import Equation, Pullback
 from refs._reversible.nodes import (
     Node,
     Operand,
@@ -39,7 +40,6 @@ from refs._reversible.nodes import (
     variables,
 )
 from refs._reversible.places import Literal
-from refs._reversible.versions import Accumulate
 from refs._types import ClosedJaxpr, Value
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Group(Equation):
 
 def grouped(nodes: Sequence[Node], outputs: Sequence[Operand]) -> Sequence[Node]:
     """The nodes of a body, with a `Group` of the equations of each exact amount."""
-    exact = {id(node) for node in nodes if _rounds(node)}
+    exact = {id(node) for node in nodes if node.rounds}
     if not exact:
         return nodes
     users: dict[Var, list[Node]] = {}
@@ -95,11 +95,6 @@ def grouped(nodes: Sequence[Node], outputs: Sequence[Operand]) -> Sequence[Node]
         ]
         group_of |= dict.fromkeys(some, _group(some, shown))
     return _in_order([group_of.get(node, node) for node in nodes])
-
-
-def _rounds(node: Node) -> bool:
-    """Whether a node encodes an operand."""
-    return isinstance(node, Accumulate | Plus | Encode) and node.fixed is not None
 
 
 def _is_member(node: Node) -> bool:

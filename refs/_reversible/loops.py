@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -19,18 +19,17 @@ from jax import lax
 from refs import _jax
 from refs._reversible.backward import Backward, Recovery, agree
 from refs._reversible.equations import Equation
+from refs._reversible.flow import FlowNode
 from refs._reversible.nodes import (
     Body,
-    FlowNode,
+    Lookup,
     Operand,
     Solution,
-    Step,
     Var,
     is_smooth,
     variables,
 )
 from refs._reversible.places import Literal
-from refs._reversible.plan import Plan
 from refs._reversible.solve import closure, solve
 from refs._types import Value
 
@@ -57,11 +56,16 @@ class Loop(FlowNode):
       body: its inputs are the operands; its outputs the new carry, then results of the step.
       n_consts: how many of the operands are constants.
       n_carry: how many are carried.
+      stacked: the values in each step of what the body has `saved`.
     """
 
-    body: Body
     n_consts: int
     n_carry: int
+    stacked: Sequence[Var] = ()
+
+    @property
+    def body(self) -> Body:
+        return self.bodies[0]
 
     def initial(self, c: int) -> Operand:
         """The operand that is the `c`-th part of the carry at first."""
@@ -78,6 +82,10 @@ class Loop(FlowNode):
     @property
     def carry(self) -> range:
         return range(self.n_carry)
+
+    @property
+    def carried(self) -> Sequence[tuple[int, int]]:
+        return [(c, self.n_consts + c) for c in self.carry]
 
     @functools.cached_property
     def counters(self) -> dict[int, Literal]:
@@ -97,7 +105,7 @@ class Loop(FlowNode):
                             found[c] = step
         return found
 
-    def _counted(self, at: Callable[[Operand], Value], needs: Needs, n: Value) -> dict[Var, Value]:
+    def _counted(self, at: Lookup, needs: Needs, n: Value) -> dict[Var, Value]:
         """The values of counters at the beginning of the step after `n` other ones."""
         return {
             self.before(c): at(self.initial(c)) + jnp.asarray(n, step.aval.dtype) * step.value
@@ -105,126 +113,72 @@ class Loop(FlowNode):
             if self.before(c) in needs.given
         }
 
-    @property
-    def operands(self) -> Sequence[Operand]:
-        """The operands of the body: all but those of a `while_loop`'s predicate alone."""
-        return self.ins[: len(self.body.inputs)]
-
-    # --- What varies, and what is wanted
-
-    def spread(self, plan: Plan) -> None:
-        [inner] = plan.plans_of(self, [self.body])
-        inputs = zip(self.body.inputs, self.operands, strict=True)
-        varied = {mine for mine, v in inputs if v in plan.varied}
-        n = -1
-        while n < len(varied):
-            n = len(varied)
-            inner.spread(varied)
-            varied |= {self.before(c) for c in self.carry if self.after(c) in inner.varied}
-        plan.varied.update(
-            v for v, mine in zip(self.outs, self.body.outputs, strict=False) if mine in inner.varied
-        )
-        plan.varied.update(self.outs[c] for c in self.carry if self.before(c) in inner.varied)
-
-    def want(self, plan: Plan) -> None:
-        [inner] = plan.inner[self]
-        outputs = zip(self.outs, self.body.outputs, strict=False)
-        wanted = {mine for v, mine in outputs if v in plan.wanted and isinstance(mine, Var)}
-        n = -1
-        while n < len(wanted):
-            n = len(wanted)
-            inner.want(wanted)
-            again = (self.after(c) for c in self.carry if self.before(c) in inner.wanted)
-            wanted.update(v for v in variables(again) if is_smooth(v))
-        plan.wanted.update(
-            v
-            for v, mine in zip(self.operands, self.body.inputs, strict=True)
-            if isinstance(v, Var) and mine in inner.wanted and is_smooth(v)
-        )
-        # A loop of no steps returns the carry that it is given.
-        initial = (self.initial(c) for c in self.carry if self.outs[c] in plan.wanted)
-        plan.wanted.update(variables(initial))
-
     # --- What is known
 
-    def given_from(self, known: Solution) -> set[Var]:
-        """The body's variables that are known in each step because something outside is."""
-        same = [
-            k
-            for k in range(len(self.operands))
-            if not 0 <= k - self.n_consts < self.n_carry or k - self.n_consts in self.counters
+    def given(self, k: int, known: Solution) -> dict[Var, Operand]:
+        """What is known in each step because something outside is."""
+        inputs, n, counters = self.body.inputs, self.n_consts, self.counters
+        pairs = [
+            *((m, v) for m, v in zip(inputs[:n], self.operands, strict=False)),
+            *((self.before(c), self.initial(c)) for c in counters),
+            *zip(inputs[n + self.n_carry :], self.operands[n + self.n_carry :], strict=True),
+            *zip(self.body.saved, self.stacked, strict=False),
         ]
-        return {self.body.inputs[k] for k in same if self.ins[k] in known}
+        return {m: v for m, v in pairs if v in known}
 
-    def solved(self, known: Solution) -> tuple[Solution, list[int]]:
-        """What can be known in a step of the reversed loop; the parts of the carry among it."""
-        given = self.given_from(known)
+    def solved(self, known: Solution) -> list[Solution]:
+        given = {*self.given(0, known)}
         carried = [c for c in self.carry if self.outs[c] in known and self.before(c) not in given]
         while True:
             after = variables(self.after(c) for c in carried)
             found = solve(self.body, {*given, *after}, known.is_exact)
             left = [c for c in carried if self.before(c) in found]
             if left == carried:
-                return found, carried
+                return [found]
             carried = left
 
-    def inside(self, known: Solution) -> Iterator[tuple[Body, Solution]]:
-        given = {*self.given_from(known), *variables(map(self.after, self.carry))}
-        yield self.body, solve(self.body, given, known.is_exact)
+    def inside(self, known: Solution) -> list[Solution]:
+        given = {*self.given(0, known), *variables(map(self.after, self.carry))}
+        return [solve(self.body, given, known.is_exact)]
 
     def needs_of(self, known: Solution, inner: Solution, wanted: Iterable[Var]) -> Needs:
         """What a step must be given to find the `wanted` variables."""
-        given = self.given_from(known)
+        given = self.given(0, known)
         wanted, carried = {*wanted}, list[int]()
         while True:
             found = closure(inner, wanted) & inner.given
-            left = [c for c in self.carry if self.after(c) in found - given]
+            left = [c for c in self.carry if self.after(c) in found - {*given}]
             if left == carried:
                 return Needs(carried, found)
             carried = left
             wanted |= {self.before(c) for c in carried}
 
-    def outside(self, needs: Needs) -> list[Var]:
-        """The variables outside that give a step what it needs."""
-        carried = {self.before(c) for c in needs.carried}
-        inputs = zip(self.body.inputs, self.operands, strict=True)
-        found = [
-            v
-            for mine, v in inputs
-            if mine in needs.given and mine not in carried and isinstance(v, Var)
-        ]
-        return [*found, *(self.outs[c] for c in needs.carried)]
+    def outside(
+        self, known: Solution, inner: Sequence[Solution], wanted: Sequence[Iterable[Var]]
+    ) -> list[Var]:
+        needs, given = self.needs_of(known, inner[0], wanted[0]), self.given(0, known)
+        same = (v for m, v in given.items() if m in needs.given)
+        ends = (self.outs[c] for c in needs.carried)
+        return [*variables((*same, *ends, *([] if self.key is None else [self.key])))]
 
-    def ways(self, known: Solution) -> Iterator[Step]:
-        yield from self.own_way(known)
-        unknown = [
-            c
-            for c in self.carry
-            if isinstance(v := self.initial(c), Var)
-            and v not in known
-            and (self, v) not in known.offered
-            and self.outs[c] in known
-        ]
-        if unknown:
-            inner, carried = self.solved(known)
-            for c in unknown:
-                v = self.initial(c)
-                if c in carried and isinstance(v, Var):
-                    needs = self.needs_of(known, inner, [self.before(c)])
-                    compute = self._restored(c, inner, needs)
-                    yield Step(self, tuple(self.outside(needs)), (v,), compute)
+    def can_return(self, j: int, known: Solution) -> bool:
+        c = j - self.n_consts
+        return c in self.carry and self.outs[c] in known
 
-    def _restored(self, c: int, inner: Solution, needs: Needs) -> Callable[[Any], list[Value]]:
-        def compute(at: Callable[[Operand], Value]) -> list[Value]:
+    def restored(self, known: Solution, inner: Sequence[Solution], j: int) -> Callable[..., Value]:
+        [solution] = inner
+        needs = self.needs_of(known, solution, [self.body.inputs[j]])
+
+        def find(at: Lookup) -> Value:
             def step(state: Any, env: dict[Var, Value], i: Value, extra: Any) -> Any:
-                found = Recovery(inner, {**env, **self._ending_in(needs, state)})
+                found = Recovery(solution, {**env, **self._ending_in(needs, state)})
                 return like([found.value(self.before(k)) for k in needs.carried], state), ()
 
             state = [at(self.outs[k]) for k in needs.carried]
             state, _ = self.reverse(at, needs, state, step, ())
-            return [state[needs.carried.index(c)]]
+            return state[needs.carried.index(j - self.n_consts)]
 
-        return compute
+        return find
 
     def _ending_in(self, needs: Needs, state: Sequence[Value]) -> dict[Var, Value]:
         """The body's variables for what a step has carried at its end."""
@@ -234,7 +188,7 @@ class Loop(FlowNode):
     @abstractmethod
     def reverse(
         self,
-        at: Callable[[Operand], Value],
+        at: Lookup,
         needs: Needs,
         carry: Any,
         step: ReversedStep,
@@ -247,14 +201,6 @@ class Loop(FlowNode):
         """
 
     # --- The backward pass
-
-    def needs(self, plan: Plan) -> Iterable[Var]:
-        [inner] = plan.inner[self]
-        solution, _ = self.solved(plan.solution)
-        inner.settle(
-            solution, lambda: next(self.inside(plan.solution))[1], self.unknown(plan.solution)
-        )
-        return self.outside(self.needs_of(plan.solution, solution, inner.demanded))
 
     def pull(self, run: Backward) -> None:
         [plan] = run.plan.inner[self]

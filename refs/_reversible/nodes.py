@@ -21,7 +21,6 @@ from refs._types import Aval, Value
 
 if TYPE_CHECKING:
     from refs._reversible.backward import Backward
-    from refs._reversible.equations import Equation
     from refs._reversible.plan import Plan
 
 
@@ -66,16 +65,11 @@ class Node(ABC):
       ins: its operands.
       outs: its results.
       rank: which steps of a node that aren't its own evaluation are taken first: see `solve`.
-      why: of a loop or branch: why it can't be undone, if each of its writes could.
-      key: of a loop or branch: the variable that says what has run in it.
-      equation: of a loop or branch over arrays alone: the same, as an equation. JAX differentiates
-        that, and stores the steps.
+      rounds: whether it encodes an operand, which must then be computed to the same bits each time.
     """
 
     rank = 2
-    why = "the loop there doesn't give back what the ref held before"
-    key: Operand | None = None
-    equation: Equation | None = None
+    rounds = False
     line: str
     ins: tuple[Operand, ...]
     outs: tuple[Var, ...]
@@ -91,6 +85,10 @@ class Node(ABC):
     def needs(self, plan: Plan) -> Iterable[Var]:
         """The variables whose values `pull` uses."""
         return ()
+
+    def evaluate(self, run: Backward, values: Sequence[Value]) -> Sequence[Value]:
+        """The results, in the backward pass, where `pull` comes after."""
+        return self.run(values)
 
     @abstractmethod
     def pull(self, run: Backward) -> None:
@@ -111,33 +109,11 @@ class Node(ABC):
         if any(v in plan.wanted for v in self.outs):
             plan.wanted.update(v for v in variables(self.ins) if is_smooth(v))
 
-    def inside(self, known: Solution) -> Iterator[tuple[Body, Solution]]:
-        """The bodies of a loop or branch, each with what would follow if all that it gives back
-        were known: for messages.
-        """
-        return iter(())
-
-    def unknown(self, known: Solution) -> Node | None:
-        """Itself, if it isn't known what has run in it: for messages."""
-        return None if self.key is None or self.key in known else self
-
     def own_way(self, known: Solution) -> Iterator[Step]:
         """The node's own evaluation, if all operands are known."""
         deps = tuple(variables(self.ins))
         if all(v in known for v in deps) and any(v not in known for v in self.outs):
             yield Step(self, deps, self.outs, lambda at: self.run([at(a) for a in self.ins]), True)
-
-
-class FlowNode(Node):
-    """A loop or branch.
-
-    Attributes:
-      results: those of `outs` that are the equation's own.
-      saved: those of `outs` that the backward pass is given.
-    """
-
-    results: Sequence[Var]
-    saved: Sequence[Var]
 
 
 class Relation(Node):

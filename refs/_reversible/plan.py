@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from refs._reversible.explain import explain
+from refs._reversible.flow import FlowNode
 from refs._reversible.nodes import Body, Node, Solution, Var, is_smooth
 from refs.errors import NotReversibleError
 
@@ -84,7 +85,7 @@ class Plan:
 
     def _needs(self, node: Node) -> list[Var]:
         """The variables whose values the pullback of a node uses."""
-        if node.equation is None:
+        if not isinstance(node, FlowNode) or node.equation is None:
             return [*node.needs(self)]
         try:
             needed = [*node.needs(self)]
@@ -97,4 +98,5 @@ class Plan:
 
     def pulled(self, node: Node) -> Node:
         """The node that cotangents are pulled through in the place of this one."""
-        return node.equation if node.equation is not None and node in self.stored else node
+        is_stored = isinstance(node, FlowNode) and node in self.stored
+        return node.equation or node if is_stored else node

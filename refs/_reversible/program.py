@@ -14,7 +14,7 @@ from refs._reversible import branches as branches  # imported for their rules
 from refs._reversible import scans as scans
 from refs._reversible import whiles as whiles
 from refs._reversible.build import Builder
-from refs._reversible.equations import Encode
+from refs._reversible.encoded import encode
 from refs._reversible.fixed import Fixed
 from refs._reversible.loops import Loop
 from refs._reversible.nodes import Body, Operand, State, Var, is_smooth, state_of, variables
@@ -67,7 +67,7 @@ class Program(NamedTuple):
                 continue
             own.check(v.aval.dtype, origin.describe())
             given[k] = version = Var(v.aval, state)
-            builder.add(Encode(own, v, version, "the beginning"))
+            builder.add(encode(own, v, version, "the beginning"))
         first = given[:n_written]
         for k, literal in known.items():
             given[k] = literal

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jax import lax
 from refs import _jax
 from refs._reversible.build import RULES, Builder, results_of
 from refs._reversible.loops import Loop, Needs, ReversedStep, like
-from refs._reversible.nodes import Operand, Solution, Var, state_of
+from refs._reversible.nodes import Lookup, Operand, Var, state_of
 from refs._types import Eqn, Value
 
 
@@ -27,19 +27,19 @@ class Scan(Loop):
         x = b.inner(p.jaxpr, [*consts, *carry, *xs], p.length, n, is_alone)
         states = [*map(state_of, carry), *[None] * (len(x.results) - p.num_carry)]
         new = x.alike(states)
-        self.body = x.builder.body(
+        body = x.builder.body(
             [*x.inputs[:first], *(u.first for u in x.buffers), *x.inputs[first:]],
             [*new[: p.num_carry], *(u.last for u in x.buffers), *new[p.num_carry :]],
         )
+        self.bodies = (body,)
         self.length, self.is_reversed, self.unroll = p.length, p.reverse, p.unroll
         self.n_consts, self.n_carry = n, p.num_carry + len(x.outside)
-        self.saved = [
-            Var(_jax.array_type((self.length, *v.aval.shape), v.aval.dtype))
-            for v in self.body.saved
+        self.saved = self.stacked = [
+            Var(_jax.array_type((self.length, *v.aval.shape), v.aval.dtype)) for v in body.saved
         ]
         self.results = results_of(eqn, states)
         carried, stacked = self.results[: p.num_carry], self.results[p.num_carry :]
-        self.ins = (*consts, *carry, *(u.first for u in x.outside), *xs)
+        self.ins = self.operands = (*consts, *carry, *(u.first for u in x.outside), *xs)
         self.outs = (*carried, *(u.last for u in x.outside), *stacked, *self.saved)
         self.line = b.line_of(eqn)
 
@@ -82,18 +82,9 @@ class Scan(Loop):
             unroll=self.unroll,
         )
 
-    def given_from(self, known: Solution) -> set[Var]:
-        given = super().given_from(known)
-        saved = zip(self.body.saved, self.saved, strict=True)
-        return given | {mine for mine, v in saved if v in known}
-
-    def outside(self, needs: Needs) -> list[Var]:
-        saved = zip(self.body.saved, self.saved, strict=True)
-        return [*super().outside(needs), *(v for mine, v in saved if mine in needs.given)]
-
     def reverse(
         self,
-        at: Callable[[Operand], Value],
+        at: Lookup,
         needs: Needs,
         carry: Any,
         step: ReversedStep,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from refs import _jax
 from refs._reversible.nodes import (
     Lookup,
     Node,
@@ -211,6 +212,7 @@ class Accumulate(Version):
         self.place, self.sign = place, sign
         assert after.state is not None
         self.fixed = after.state.fixed
+        self.rounds = self.fixed is not None
 
     @property
     def amount(self) -> Operand:
@@ -221,12 +223,9 @@ class Accumulate(Version):
         return [self._added(version, amount, leaves, self.sign)]
 
     def _added(self, x: Value, amount: Value, leaves: Sequence[Value], sign: int) -> Value:
-        if self.fixed is None:
-            return self._plus(x, amount, leaves, sign)
-        if self.place.is_distinct:
-            part = self.place.read(x, leaves)
-            return self.place.write(x, leaves, self.fixed.plus(part, amount, sign))
-        return self._plus(x, self.fixed.encode(amount), leaves, sign)
+        # Rounded first, then negated: what is subtracted must be what was added.
+        amount = amount if self.fixed is None else self.fixed.encode(_jax.as_array(amount))
+        return self._plus(x, amount, leaves, sign)
 
     def _plus(self, x: Value, amount: Value, leaves: Sequence[Value], sign: int) -> Value:
         part = jax.eval_shape(lambda x: self.place.read(x, leaves), x)

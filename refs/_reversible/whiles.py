@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jax import lax
 from refs import _jax
 from refs._reversible.build import RULES, Builder, results_of
 from refs._reversible.loops import Loop, Needs, ReversedStep, like
-from refs._reversible.nodes import Operand, Solution, Var, state_of
+from refs._reversible.nodes import Lookup, Operand, Solution, Var, state_of
 from refs._reversible.solve import solve
 from refs._types import Eqn, Value
 
@@ -34,11 +34,12 @@ class While(Loop):
         x = b.inner(test, [*of_test, *carry], None, n_cond, False)
         y = b.inner(step, [*of_body, *carry], None, n_body, False)
         self.predicate = x.builder.body(x.inputs, x.results)
-        self.body = y.builder.body(y.inputs, y.alike(states))
+        self.bodies = (y.builder.body(y.inputs, y.alike(states)),)
         self.n_consts, self.n_carry = n_body, len(carry)
         self.key = self.count = Var(_jax.array_type((), jnp.int32))
         self.saved, self.results = [self.count], results_of(eqn, states)
-        self.ins = (*of_body, *carry, *of_test)
+        self.operands = (*of_body, *carry)
+        self.ins = (*self.operands, *of_test)
         self.outs = (*self.results, self.count)
         self.line = b.line_of(eqn)
 
@@ -59,17 +60,14 @@ class While(Loop):
         carry, n = lax.while_loop(test, step, (first, jnp.int32(0)))
         return [*carry, n]
 
-    def solved(self, known: Solution) -> tuple[Solution, list[int]]:
+    def solved(self, known: Solution) -> list[Solution]:
         if self.count in known:
             return super().solved(known)
-        return solve(self.body, self.given_from(known), known.is_exact), []
-
-    def outside(self, needs: Needs) -> list[Var]:
-        return [*super().outside(needs), self.count]
+        return [solve(self.body, self.given(0, known), known.is_exact)]
 
     def reverse(
         self,
-        at: Callable[[Operand], Value],
+        at: Lookup,
         needs: Needs,
         carry: Any,
         step: ReversedStep,
