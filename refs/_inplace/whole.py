@@ -118,7 +118,7 @@ def _kernels(body: Body) -> dict[Any, list[int]]:
     is_read = _read_on_the_way(body)
     for v in candidates:
         if is_read(v) and needs_fences(v, body.in_loop) and can_pass(v):
-            kernel = _kernel(body, v, ends, updated)
+            kernel = _kernel(body, v, returned, updated)
             if kernel:
                 found[v] = kernel
     own = {k for kernel in found.values() for k in kernel}
@@ -146,25 +146,30 @@ def _read_on_the_way(body: Body) -> Callable[[Atom], bool]:
     return is_read
 
 
-def _kernel(body: Body, buffer: Atom, ends: Container[Atom], updated: Container[Atom]) -> list[int]:
+def _kernel(
+    body: Body, buffer: Atom, returned: Container[Atom], updated: Container[Atom]
+) -> list[int]:
     """The equations of the kernel that overwrites a buffer; none if nothing else takes the buffer.
 
-    They make each element of a result, one of `ends`, from that in its place of the buffer.
+    They make each element of a result, a buffer that is returned or updated, from that in its place
+    of this one.
     """
     made_by: dict[Any, int] = {}
     values = [buffer]
-    is_read = False
+    others: list[tuple[Any, int]] = []  # a value, and an equation that takes it
     for v in values:  # It grows.
         for k in body.users.get(v, ()):
             eqn = body.eqns[k]
             if not is_of_elements(eqn):
-                is_read = True
+                others.append((v, k))
             elif eqn.outvars[0] not in made_by and size(eqn.outvars[0]) == size(buffer):
                 made_by[eqn.outvars[0]] = k
                 values += eqn.outvars
         if len(values) > MOST:
             return []
-    results = [v for v in made_by if v in ends and type_of(v) == type_of(buffer)]
+    results = {
+        v for v in made_by if (v in returned or v in updated) and type_of(v) == type_of(buffer)
+    }
     if len(results) > 1 and any(v in updated for v in results):
         return []
     found: set[int] = set()
@@ -174,7 +179,16 @@ def _kernel(body: Body, buffer: Atom, ends: Container[Atom], updated: Container[
         if k is not None and k not in found:
             found.add(k)
             waiting += filter(is_var, body.eqns[k].invars)
-    is_read |= len(found) < len(made_by)
+    # What is made of results alone has no use for what was in the buffer before.
+    later = {*results}
+    own = {buffer, *made_by}
+    for v, k in sorted(made_by.items(), key=lambda item: item[1]):
+        taken = own.intersection(filter(is_var, body.eqns[k].invars))
+        if k not in found and v not in returned and taken <= later:
+            later.add(v)
+    is_read = any(k not in found and v not in later for v, k in made_by.items()) or any(
+        v not in later or not body.is_once[k] or facts_of(body.eqns[k]).reduces for v, k in others
+    )
     return sorted(found) if is_read else []
 
 

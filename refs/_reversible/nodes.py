@@ -222,6 +222,8 @@ def is_smooth_type(aval: Aval) -> bool:
 def unbroadcast(ct: Value, operand: Operand) -> Value:
     """The cotangent of an operand, perhaps of fewer or shorter axes, from that of the sum."""
     shape = operand.aval.shape
+    if ct.shape == shape:
+        return ct
     extra = ct.ndim - len(shape)
     short = [k + extra for k, n in enumerate(shape) if n != ct.shape[k + extra]]
     return jnp.sum(ct, (*range(extra), *short), keepdims=True).reshape(shape)

@@ -139,6 +139,14 @@ def steps_that_normalise(n, m):
     lax.fori_loop(0, 3, step, None)
 
 
+def steps_with_products_of_the_new(n, m):
+    def step(k, _):
+        n[...] -= jnp.round((m[...] @ jnp.ones((N, N))) / 64)
+        m[...] += jnp.round((jnp.ones((N, N)) @ (0.5 * n[...] + 1)) / 64)
+
+    lax.fori_loop(0, 3, step, None)
+
+
 ONE = [
     *(a_part_is_returned, a_part_of_the_new, a_part_is_used_and_another_returned, parts_of_both),
     *(twice, a_part_of_what_is_made_on_the_way, then_a_row_of_it, then_a_loop, a_product),
@@ -148,7 +156,7 @@ ONE = [
 ]
 TWO = [
     *(two_that_read_each_other, a_moving_mean, a_mean_goes_to_another),
-    *(steps_of_an_elimination, steps_that_normalise),
+    *(steps_of_an_elimination, steps_that_normalise, steps_with_products_of_the_new),
 ]
 PROGRAMS = dict.fromkeys(ONE, 1) | dict.fromkeys(TWO, 2)
 
@@ -167,6 +175,13 @@ def test_in_place(fun):
     want = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *arrays(n_refs))
     for x, y in zip((*results, *(r[...] for r in ours)), want, strict=True):
         np.testing.assert_array_equal(x, y)
+
+
+def test_products_of_the_new_wait_for_nothing():
+    """A fence would keep what was subtracted until the product is there: memory for one more."""
+    ours = [*map(refs.new_ref, arrays(2))]
+    compiled = refs.jit(steps_with_products_of_the_new).lower(*ours).compile()
+    assert "conditional" not in compiled.as_text()
 
 
 # --- What can't be in place, or mustn't be taken for it, keeps its values ---
