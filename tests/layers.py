@@ -58,7 +58,7 @@ LAYERS = [
     ["_reversible.inverses", "_reversible.linear", "_reversible.places", "_reversible.primitive"],
     ["_reversible.inverse", "_reversible.nodes"],
     ["_reversible.equations", "_reversible.scaling", "_reversible.solve", "_reversible.versions"],
-    ["_reversible.encoded", "_reversible.flow", "_reversible.pieces"],
+    ["_reversible.encoded", "_reversible.flow", "_reversible.kinds", "_reversible.pieces"],
     ["_reversible.encoding", "_reversible.explain"],
     ["_reversible.groups"],
     ["_reversible.build", "_reversible.plan"],

@@ -28,7 +28,7 @@ from jax import lax
 from refs import _jax
 from refs._indexing.blocks import block_of
 from refs._indexing.places import are_distinct, is_constant, is_inside, is_static, shared
-from refs._indexing.sharded import automatically, sharded_like
+from refs._indexing.sharded import automatically, sharded_as
 from refs._indexing.syntax import (
     BRACKETS,
     Bounds,
@@ -286,7 +286,7 @@ class Index(NamedTuple):
             return self._update(x, method, operand, mask)
         # A user's function runs on the mesh of its caller, not inside `auto_axes`.
         if method == "apply" or self.is_whole:
-            return sharded_like(self._update(x, method, operand, mask), x)
+            return sharded_as(self._update(x, method, operand, mask), jax.typeof(x))
 
         def update(index: Index, x: Value, *operands: Value) -> Value:
             return index._update(x, method, *operands)

@@ -14,7 +14,7 @@ from refs import _jax
 from refs._indexing.index import Index
 from refs._indexing.nesting import nest
 from refs._indexing.places import is_static, known
-from refs._indexing.sharded import sharded_like
+from refs._indexing.sharded import sharded_as
 from refs._indexing.syntax import Span
 from refs._types import Value
 from refs.errors import MissingRuleError
@@ -40,7 +40,7 @@ def update(
     bool scalar, and that is false.
     """
     if not transforms:
-        value = sharded_like(value if method == "set" else jnp.add(x, value), x)
+        value = sharded_as(value if method == "set" else jnp.add(x, value), jax.typeof(x))
         return value if mask is None else jnp.where(mask, value, x)
     if isinstance(transforms[0], _jax.NDIndexer):
         # Successive indexers become one index, because the outer one may name an element twice.

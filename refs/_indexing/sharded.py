@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs._types import PyTree, RefLike, Sharding, Value
+from refs._types import Aval, PyTree, RefLike, Sharding, Value
 
 
 def mesh_sharding(sharding: Sharding | None) -> Sharding | None:
@@ -25,12 +25,11 @@ def over_mesh_of(ref: RefLike, sharding: Any) -> Any:
     return jax.sharding.NamedSharding(of_ref.mesh, sharding)
 
 
-def sharded_like(value: Value, x: Value) -> Value:
-    """`value`, an array of the shape of `x`, sharded as the type of `x` says."""
-    sharding = jax.typeof(x).sharding
-    if not _jax.is_on_explicit_mesh(x) or jax.typeof(value).sharding == sharding:
+def sharded_as(value: Value, aval: Aval) -> Value:
+    """`value`, an array of the shape of a type, sharded as the type says."""
+    if not _jax.is_on_explicit_mesh(aval) or jax.typeof(value).sharding == aval.sharding:
         return value
-    return jax.sharding.reshard(value, sharding)
+    return jax.sharding.reshard(value, aval.sharding)
 
 
 def sharded_as_part(value: Value, ref: RefLike) -> Value:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 from refs import _jax
+from refs._indexing.sharded import sharded_as
 from refs._reversible.equations import Pullback
 from refs._reversible.nodes import Node, Operand, Solution, Step, Var
 from refs._reversible.places import Literal
@@ -90,7 +92,8 @@ class Backward(Recovery):
     def evaluated(self, step: Step) -> Any:
         if not step.runs:
             return super().evaluated(step)
-        node = self.plan.pulled(step.node)
+        is_encoded = any(v.state is not None and v.state.fixed for v in step.gives)
+        node = step.node if is_encoded else self.plan.pulled(step.node)
         out = node.evaluate(self, [self.value(x) for x in node.ins])
         found = dict(zip(node.outs, out, strict=True))
         return [found[v] if v in found else self.env[v] for v in step.gives]
@@ -120,7 +123,7 @@ class Backward(Recovery):
         """Adds to a cotangent, if the variable has one."""
         if ct is None or not isinstance(x, Var) or x not in self.plan.active:
             return
-        ct = _jax.varying_no_more(ct.astype(x.aval.dtype), x.aval)
+        ct = sharded_as(_jax.varying_no_more(ct.astype(x.aval.dtype), x.aval), x.aval)
         self._cts[x] = self._cts[x] + ct if x in self._cts else ct
 
     def put(self, x: Operand, ct: Value) -> None:
@@ -150,8 +153,9 @@ def agree(states: Iterable[tuple[Value, Value, Value]], tolerance: float) -> lis
     Args:
       states: for each variable: the value that was found, what was kept, and its later value, from
         which it was found.
-      tolerance: how far floats may be off, in units of the largest number of the array. For an
-        array of zeros it is that of its later value, or of all the arrays, if that is less.
+      tolerance: how far floats may be off, in units of the largest finite number of the array. For
+        an array of zeros it is that of its later value, if that isn't zero, too, or of all the
+        arrays, if that is less.
     """
     flags, floats = [], []
     for found, kept, later in states:
@@ -161,14 +165,17 @@ def agree(states: Iterable[tuple[Value, Value, Value]], tolerance: float) -> lis
         if not jnp.issubdtype(kept.dtype, jnp.inexact):
             flags.append(jnp.all(found == kept))
         else:
-            floats.append([_size(found - kept), _size(kept), _size(later)])
-    if floats:
-        off, size, later = (jnp.stack(column) for column in zip(*floats, strict=True))
-        largest = jnp.max(size)
-        instead = jnp.where(largest > 0, jnp.minimum(largest, later), later)
-        flags.append(jnp.all(off <= tolerance * jnp.where(size > 0, size, instead)))
+            same = (found == kept) | (jnp.isnan(found) & jnp.isnan(kept))
+            off = _largest(jnp.where(same, 0, found - kept))
+            finite = (jnp.where(jnp.isfinite(x), x, 0) for x in (kept, later))
+            floats.append((off, *map(_largest, finite)))
+    largest = functools.reduce(jnp.maximum, (size for _, size, _ in floats), 0.0)
+    for off, size, later in floats:
+        of_all = jnp.where(later > 0, jnp.minimum(largest, later), largest)
+        instead = jnp.where(largest > 0, of_all, later)
+        flags.append(off <= tolerance * jnp.where(size > 0, size, instead))
     return flags
 
 
-def _size(x: Value) -> Value:
+def _largest(x: Value) -> Value:
     return jnp.max(jnp.abs(x), initial=0).astype(jnp.result_type(float))

@@ -22,6 +22,7 @@ from refs._reversible.nodes import (
     state_of,
     variables,
 )
+from refs._reversible.places import Literal
 from refs._reversible.solve import closure, solve
 from refs._types import Eqn, Value
 
@@ -37,11 +38,12 @@ class Branch(FlowNode):
         "counter for instance"
     )
 
-    def __init__(self, b: Builder, eqn: Eqn, args: Sequence[Operand], is_alone: bool):
-        index, *operands = args
+    def __init__(
+        self, b: Builder, eqn: Eqn, index: Operand, operands: Sequence[Operand], branches: Any
+    ):
         inner = [
             b.inner(_jax.as_closed(branch), operands, 1, len(operands), False)
-            for branch in eqn.params["branches"]
+            for branch in branches
         ]
         # What is a version in one branch is one in all.
         states = [
@@ -180,4 +182,20 @@ class Branch(FlowNode):
             run.find(v, x)
 
 
-RULES[_jax.cond_p] = Branch
+class Checkpoint(Branch):
+    """`jax.checkpoint`: there is no choice. It is left to JAX, if its operands are known."""
+
+    is_left_to_jax = True
+
+
+def _branch(b: Builder, eqn: Eqn, args: Sequence[Operand], is_alone: bool) -> Branch:
+    return Branch(b, eqn, args[0], args[1:], eqn.params["branches"])
+
+
+def _checkpoint(b: Builder, eqn: Eqn, args: Sequence[Operand], is_alone: bool) -> Branch:
+    first, branches = jnp.int32(0), _jax.jaxprs_in(eqn.params)
+    return Checkpoint(b, eqn, Literal(first, jax.typeof(first)), args, branches)
+
+
+RULES[_jax.cond_p] = _branch
+RULES[_jax.remat_p] = _checkpoint

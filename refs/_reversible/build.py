@@ -10,21 +10,27 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from refs import _jax
-from refs._origin import UNKNOWN
+from refs._origin import UNKNOWN, Origin
 from refs._reversible.encoded import decode, encode
 from refs._reversible.encoding import SUMS, Encoding
 from refs._reversible.equations import Equation
 from refs._reversible.fixed import Fixed
 from refs._reversible.flow import FlowNode
 from refs._reversible.groups import grouped
-from refs._reversible.inverses import type_of
-from refs._reversible.nodes import Body, Node, Operand, State, Var, is_smooth, state_of
+from refs._reversible.kinds import can_be_undone, has_parts, is_inlined, key_of, stored_values
+from refs._reversible.nodes import (
+    Body,
+    Node,
+    Operand,
+    State,
+    Var,
+    is_smooth,
+    state_of,
+)
 from refs._reversible.parts import new_version_p, read_part_p, update_part_p
-from refs._reversible.pieces import pieces
+from refs._reversible.pieces import constant, pieces
 from refs._reversible.places import Literal, Place, is_index_type
 from refs._reversible.scaling import Buffer
 from refs._reversible.versions import Accumulate, Read, Write, link
@@ -38,12 +44,20 @@ class Builder:
       fixed: how the float refs that are written are encoded; None: they aren't.
       is_counted: whether it is known how often the body runs at most.
       is_careful: whether products are not to be undone: the body is of a loop over arrays alone.
+      encodes_carry: whether what its loops carry is encoded, as there are no refs.
       last: the last version of each ref, by its state.
       made: the states of refs that are made here.
     """
 
-    def __init__(self, fixed: Fixed | None, is_counted: bool = True, is_careful: bool = False):
+    def __init__(
+        self,
+        fixed: Fixed | None,
+        is_counted: bool = True,
+        is_careful: bool = False,
+        encodes_carry: bool = False,
+    ):
         self.fixed, self.is_counted, self.is_careful = fixed, is_counted, is_careful
+        self.encodes_carry = encodes_carry
         self.nodes: list[Node] = []
         self.buffers: list[Buffer] = []
         self.saved: list[Var] = []
@@ -54,6 +68,7 @@ class Builder:
         self._known: dict[Hashable, Var] = {}  # what reads and decodings give
         self._encoding = Encoding(self.add, self._made_by, self.buffers, is_counted)
         self._same: dict[Any, list[Var]] = {}
+        self._rounded: dict[Operand, Var] = {}  # what is written to a ref, as that will hold it
         self._line = "an unknown line"  # that of the call whose jaxpr is being added
 
     def add(self, node: Node) -> None:
@@ -71,8 +86,10 @@ class Builder:
 
     # --- Jaxprs
 
-    def eval(self, closed: ClosedJaxpr, args: Sequence[Operand]) -> list[Operand]:
-        """Adds the nodes of a jaxpr."""
+    def eval(
+        self, closed: ClosedJaxpr, args: Sequence[Operand], first: int | None = None
+    ) -> list[Operand]:
+        """Adds the nodes of a jaxpr. `first`: of a step, the first parameter that is carried."""
         jaxpr = closed.jaxpr
         consts = [Literal(c, jax.typeof(c)) for c in closed.consts]
         variables = (*jaxpr.constvars, *jaxpr.invars)
@@ -81,35 +98,52 @@ class Builder:
         def at(atom: Atom) -> Operand:
             return Literal(atom.val, atom.aval) if isinstance(atom, _jax.Literal) else env[atom]
 
+        stored = {} if self.fixed is None else stored_values(jaxpr, first)
         for eqn in jaxpr.eqns:
             out = self._eqn(eqn, [at(v) for v in eqn.invars])
             env.update(zip(eqn.outvars, out, strict=True))
+            for v in eqn.outvars:
+                if v in stored and stored[v] in env and state_of(env[v]) is None:
+                    env[v] = self._as_stored(env[v], state_of(env[stored[v]]), self.line_of(eqn))
         return [at(v) for v in jaxpr.outvars]
 
+    def _as_stored(self, value: Operand, state: State | None, line: str) -> Operand:
+        """A value that is written to a ref, as the ref will hold it: rounded."""
+        if state is None or state.fixed is None:
+            return value
+        encoded, out = self._encoding.of(self.array(value), state, line), Var(value.aval)
+        self.add(decode(state.fixed, encoded, out, line))
+        self._encoding.known[out] = encoded
+        self._rounded[value] = out
+        return out
+
     def _eqn(self, eqn: Eqn, args: Sequence[Operand]) -> Sequence[Operand]:
+        if eqn.primitive in _jax.loop_primitives:  # What a loop inside carries isn't encoded.
+            args = [self.array(x) if _is_carried(x) else x for x in args]
         touches_refs = any(map(state_of, args)) or any(
-            _has_parts(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params)
+            has_parts(inner.jaxpr) for inner in _jax.jaxprs_in(eqn.params)
         )
-        primitive = _jax.primitive_of(eqn)
-        if primitive in _INLINED and (touches_refs or not _says_more(eqn)):
+        if is_inlined(eqn, touches_refs):
             [closed] = _jax.jaxprs_in(eqn.params)
             around = self._line
             self._line = _jax.user_line(eqn, around)  # JAX's own functions have no lines inside.
             out = self.eval(closed, args)
             self._line = around
             return out
+        primitive = _jax.primitive_of(eqn)
         if primitive in _ACCESSES:
             return [_ACCESSES[primitive](self, eqn, args)]
-        if primitive in RULES and (touches_refs or not _jax.has_side_effects(eqn)):
+        if primitive in RULES and can_be_undone(eqn, touches_refs):
             return self._flow(RULES[primitive], eqn, args, not touches_refs)
         return self._equation(eqn, args)
 
     def _equation(self, eqn: Eqn, args: Sequence[Operand]) -> Sequence[Operand]:
-        # An index is computed for the read and once more for the write: once is enough.
+        # An index is computed for the read and for the write, an amount perhaps for two writes: if
+        # one is known, all are.
         args = [*map(self.array, args)]
-        key = _key(eqn, args)
+        key = key_of(eqn, args)
         if key is not None and key in self._same:
-            return self._same[key]
+            return [self._rounded.get(v, v) for v in self._same[key]]
         outs = [Var(v.aval) for v in eqn.outvars]
         self.add(Equation(eqn, args, outs, self.line_of(eqn)))
         if key is not None:
@@ -132,11 +166,36 @@ class Builder:
             self._encoding.known[out] = x
         return self._known[x]
 
+    def index(self, x: Operand) -> Operand:
+        """A part of an index: a constant, if it is made of constants."""
+        x = self.array(x)
+        found = constant(x, self._made_by) if is_index_type(x.aval) else None
+        return x if found is None else Literal(found, x.aval)
+
     def version(self, x: Operand, state: State, line: str) -> Operand:
         """An operand as what a ref holds."""
         if fixed_of(x) == state.fixed:
             return x
         return self._encoding.of(self.array(x), state, line)
+
+    def first(self, value: Operand, state: State, line: str, described: str) -> Var:
+        """The first version of what is made here, encoded."""
+        assert state.fixed is not None
+        state.fixed.check(value.aval.dtype, described)
+        made = Var(value.aval, state)
+        self.made.append(state)
+        self.add(encode(state.fixed, value, made, line))
+        return made
+
+    def carry(self, xs: Sequence[Operand], line: str) -> Sequence[Operand]:
+        """What a loop carries at first: encoded, if that is how it is kept."""
+        if not self.encodes_carry:
+            return xs
+        described = f"what the loop at {line} carries"
+        return [
+            self.first(x, State(_CARRIED, self.fixed), line, described) if is_smooth(x) else x
+            for x in map(self.array, xs)
+        ]
 
     def read(self, version: Operand, place: Place, out: Any, line: str) -> Var:
         """The array that a part of a version holds; of a scanned ref, its row, a version."""
@@ -167,7 +226,9 @@ class Builder:
         after = Var(version.aval, state)
         added = (value, 1) if method == "add" else self._sum_in_place(version, place, value)
         if added is not None:
-            self.add(Accumulate(version, place, *added, after, line))
+            # The exact mode rounds what is stored: that isn't the same value.
+            stored = None if method == "add" or state.fixed is not None else value
+            self.add(Accumulate(version, place, *added, stored, after, line))
             return after
         if state.fixed is not None:
             value = self.version(value, state, line)
@@ -226,7 +287,7 @@ class Builder:
             a if k < same and isinstance(a, Literal) and is_index_type(a.aval) else v
             for k, (a, v) in enumerate(zip(args, inputs, strict=True))
         ]
-        results = builder.eval(closed, given)
+        results = builder.eval(closed, given, same)
         new = [
             Buffer(u.scale, u.times * (times or 0), u.scale.new_var(), u.scale.new_var())
             for u in builder.buffers
@@ -261,43 +322,19 @@ class Inner(NamedTuple):
         ]
 
 
-_INLINED = {
-    _jax.jit_p,
-    _jax.remat_p,
-    *_jax.inlined_call_primitives,
-    *_jax.metadata_call_primitives,
-}
-
-
-def _says_more(eqn: Eqn) -> bool:
-    """Whether a call says more than what is computed: where, for instance, or what is stored."""
-    if eqn.primitive is _jax.jit_p:
-        p = _jax.jit_params(eqn.params)
-        return not all(map(_jax.is_unspecified, (*p.in_shardings, *p.out_shardings)))
-    return eqn.primitive not in _jax.inlined_call_primitives
-
-
 def fixed_of(x: Operand) -> Fixed | None:
     """How an operand is encoded."""
     state = state_of(x)
     return None if state is None else state.fixed
 
 
-def _key(eqn: Eqn, args: Sequence[Operand]) -> Any:
-    """What an equation depends on, if it computes integers."""
-    if eqn.effects or not all(
-        not _jax.is_key(aval.dtype)
-        and (aval.dtype == bool or jnp.issubdtype(aval.dtype, jnp.integer))
-        for aval in map(type_of, eqn.outvars)
-    ):
-        return None
-    operands = [
-        ("literal", str(a.aval), np.asarray(a.value).tobytes())
-        if isinstance(a, Literal) and not isinstance(a.value, jax.Array)
-        else a
-        for a in args
-    ]
-    return (eqn.primitive, tuple(eqn.params.items()), *operands)
+# The origin of what a loop carries, in the place of a ref.
+_CARRIED = Origin(None, None)
+
+
+def _is_carried(x: Operand) -> bool:
+    state = state_of(x)
+    return state is not None and state.origin is _CARRIED
 
 
 def results_of(eqn: Eqn, states: Sequence[State | None]) -> list[Var]:
@@ -325,19 +362,17 @@ def _update_part(b: Builder, eqn: Eqn, args: Sequence[Operand]) -> Operand:
 
 
 def _place(b: Builder, eqn: Eqn, version: Operand, leaves: Sequence[Operand]) -> Place:
-    return Place.of(eqn.params["tree"], [*map(b.array, leaves)], version.aval.shape)
+    return Place.of(eqn.params["tree"], [*map(b.index, leaves)], version.aval.shape)
 
 
 def _new_version(b: Builder, eqn: Eqn, args: Sequence[Operand]) -> Operand:
-    value, line = b.array(args[0]), b.line_of(eqn)
-    state = State(eqn.params["origin"], b.fixed if is_smooth(value) else None)
-    b.made.append(state)
+    value, line, origin = b.array(args[0]), b.line_of(eqn), eqn.params["origin"]
+    state = State(origin, b.fixed if is_smooth(value) else None)
+    if state.fixed is not None:
+        return b.first(value, state, line, origin.describe())
     made = Var(value.aval, state)
-    if state.fixed is None:
-        b.add(Equation(eqn, [value], [made], line))
-    else:
-        state.fixed.check(value.aval.dtype, state.origin.describe())
-        b.add(encode(state.fixed, value, made, line))
+    b.made.append(state)
+    b.add(Equation(eqn, [value], [made], line))
     return made
 
 
@@ -346,4 +381,3 @@ _ACCESSES = {
     update_part_p: _update_part,
     new_version_p: _new_version,
 }
-_has_parts = _jax.anywhere(lambda eqn: eqn.primitive in _ACCESSES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -162,9 +163,9 @@ def _back(
     run.pull()
     if kept is not None:
         run.flags += agree(_found_first(program, run, kept), kept.tolerance)
-    found = [run.cotangent(body.inputs[k]) for k in moving]
+    found = [_jax.typed_like(run.cotangent(body.inputs[k]), forward.inputs[k]) for k in moving]
     if flags := run.flags:
-        is_right = jnp.all(jnp.stack([*map(_agreed, flags)]))
+        is_right = functools.reduce(operator.and_, map(_agreed, flags))
         found = _poisoned(is_right, found)
     return found
 

@@ -116,6 +116,8 @@ class Meaning(Relation):
 class Moved(Equation):
     """An equation that only moves elements, on encoded values. Its other operands are indices."""
 
+    keeps_pullback = False
+
     @property
     def encoded(self) -> int:
         """The number of operands that are encoded: the first ones."""
@@ -123,9 +125,6 @@ class Moved(Equation):
 
     def _of_type(self, found: Value, k: int) -> Value:
         return found  # an integer, where the equation has a float
-
-    def evaluate(self, run: Backward, values: Sequence[Value]) -> Sequence[Value]:
-        return self.run(values)
 
     def pull(self, run: Backward) -> None:
         cts = [run.take(v) for v in self.outs]

@@ -17,6 +17,7 @@ from refs import _jax
 from refs._reversible.encoded import Meaning, Moved, encode, negative, plus
 from refs._reversible.equations import Equation
 from refs._reversible.fixed import Fixed
+from refs._reversible.inverses import SAME
 from refs._reversible.nodes import Node, Operand, State, Var, variables
 from refs._reversible.pieces import part_of
 from refs._reversible.places import Literal
@@ -30,9 +31,11 @@ SUMS: dict[Any, tuple[tuple[int, int], ...]] = {
     lax.sub_p: ((0, -1),),
 }
 _MOVES = {
-    lax.broadcast_in_dim_p, lax.concatenate_p, lax.copy_p, lax.gather_p, lax.reshape_p, lax.rev_p,
-    lax.slice_p, lax.split_p, lax.squeeze_p, lax.stack_p, lax.transpose_p, lax.unstack_p,
+    lax.broadcast_in_dim_p, lax.concatenate_p, lax.gather_p, lax.reshape_p, lax.rev_p, lax.slice_p,
+    lax.split_p, lax.squeeze_p, lax.stack_p, lax.transpose_p, lax.unstack_p, *SAME,
 }  # fmt: skip
+# What they say doesn't concern the encoded value.
+_PASSING = {_jax.passing_primitives[1], lax.optimization_barrier_p}
 
 _ARITHMETIC = {*SUMS, *_MOVES, lax.neg_p, lax.mul_p, lax.div_p}
 
@@ -59,7 +62,7 @@ class Encoding:
         self.is_counted = is_counted
         self.known: dict[Operand, Var] = {}
 
-    def of(self, value: Operand, state: State, line: str) -> Operand:
+    def of(self, value: Operand, state: State, line: str) -> Var:
         """What is written to a ref, encoded: rounded, if not made of sums of encoded values."""
         assert state.fixed is not None
         found = self._found(state, value, line)
@@ -68,7 +71,7 @@ class Encoding:
             self.add(encode(state.fixed, value, found, line))
         return found
 
-    def _found(self, state: State, value: Operand, line: str) -> Operand | None:
+    def _found(self, state: State, value: Operand, line: str) -> Var | None:
         """The encoded value that an array stands for: made of sums and moves of what was read."""
         if not isinstance(value, Var):
             return None
@@ -77,6 +80,8 @@ class Encoding:
         node = self.made_by.get(value)
         if type(node) is not Equation:
             return None
+        if node.eqn.primitive in _PASSING:
+            return self._found(state, node.ins[node.outs.index(value)], line)
         if node.eqn.primitive in _MOVES:
             return self._moved(state, node, value, line)
         # What the ref itself held is to be undone: that first, and then another ref's contents.
@@ -92,7 +97,7 @@ class Encoding:
                     return make(part)
         return None
 
-    def _moved(self, state: State, node: Equation, value: Var, line: str) -> Operand | None:
+    def _moved(self, state: State, node: Equation, value: Var, line: str) -> Var | None:
         """The encoded value that an equation has moved; what is joined to it is rounded."""
         assert state.fixed is not None
         outs = [Var(v.aval) for v in node.outs]
@@ -132,7 +137,7 @@ class Encoding:
 
     def _on_encoded(
         self, fixed: Fixed, node: Equation, k: int, line: str
-    ) -> Callable[[Operand], Operand] | None:
+    ) -> Callable[[Operand], Var] | None:
         """How the encoded result of an equation is made of its encoded `k`-th operand, or None."""
         primitive, out = node.eqn.primitive, Var(node.outs[0].aval)
         if primitive is lax.neg_p:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from refs import _jax
+from refs._indexing.sharded import sharded_as
 from refs._reversible.inverses import INVERSES, Given, Inverse, type_of
 from refs._reversible.nodes import (
     Lookup,
@@ -30,7 +31,13 @@ Pullback = Callable[[Sequence[Value]], Sequence[Value]]
 
 
 class Equation(Node):
-    """An equation without refs, as it is."""
+    """An equation without refs, as it is.
+
+    Attributes:
+      keeps_pullback: whether what evaluates it in the backward pass keeps its pullback, too.
+    """
+
+    keeps_pullback = True
 
     def __init__(
         self, eqn: Eqn, ins: Sequence[Operand], outs: Sequence[Var], line: str | None = None
@@ -82,7 +89,8 @@ class Equation(Node):
 
     def _of_type(self, found: Value, k: int) -> Value:
         """An operand that was found, of the operand's type."""
-        return found.astype(type_of(self.eqn.invars[k]).dtype)
+        aval = type_of(self.eqn.invars[k])
+        return sharded_as(found.astype(aval.dtype), aval)
 
     def spread(self, plan: Plan) -> None:
         if self.eqn.primitive is not _jax.stop_gradient_p:
@@ -90,11 +98,19 @@ class Equation(Node):
 
     def needs(self, plan: Plan) -> Iterable[Var]:
         active = tuple(k for k, v in enumerate(self.ins) if v in plan.active)
-        plan.used[self] = used_by_pullback(self, active)
+        of_jax = ValueError if self.eqn.primitive is _jax.while_p else ()
+        try:
+            plan.used[self] = used_by_pullback(self, active)
+        except of_jax as error:
+            raise NotReversibleError(
+                f"reversible: the while_loop at {self.line} is one of lanes, which take different "
+                "numbers of steps: use refs.reversible inside of the vmap, or a loop with a known "
+                "number of steps"
+            ) from error
         return variables(self.ins[k] for k in plan.used[self])
 
     def evaluate(self, run: Backward, values: Sequence[Value]) -> Sequence[Value]:
-        if not run.has_active(self):
+        if not (self.keeps_pullback and run.has_active(self)):
             return self.run(values)
         out, run.pullbacks[self] = self.linearized(run, values)
         return out

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TypeGuard
 
 from refs import _jax
 from refs._reversible.equations import Equation
 from refs._reversible.flow import FlowNode
 from refs._reversible.nodes import Body, Node, Operand, Solution, State, Var, state_of, variables
+from refs._reversible.solve import closure
 from refs._reversible.versions import Accumulate, Read, Write
 from refs.errors import NotReversibleError
 
 
 def explain(
-    body: Body, known: Solution, user: Node, missing: Var, around: FlowNode | None
+    body: Body, hoped: Solution, user: Node, missing: Var, around: FlowNode | None
 ) -> NotReversibleError:
     """The error about a variable that the derivative at `user` needs, and that can't be found.
 
     It names the last write that can't be undone: of those that the variable depends on, the one
-    whose later version is known and whose earlier one isn't. `around` is the loop or branch whose
-    body it is, if what has run in it isn't known.
+    whose later version is known and whose earlier one isn't. `hoped` is what would be known if all
+    that the loop around carries could be undone. `around` is the loop or branch whose body it is,
+    if what has run in it isn't known.
     """
     made_by = {v: node for node in body.nodes for v in node.outs}
-    lost = [node for node in body.nodes if _is_lost(node, known)]
-    behind = set(_behind(missing, known, made_by))
-    blamed = [node for node in lost if behind & {*node.ins}] or lost
+    lost = [node for node in body.nodes if _is_lost(node, hoped)]
+    behind = {*_behind(missing, hoped, made_by)}
+    # What it would follow from, if the loop gave that back.
+    found = closure(hoped, [missing]) if missing in hoped else ()
+    states = {v.state for v in found} - {None}
+    blamed = (
+        [node for node in lost if behind & {*node.ins}]
+        or [node for node in lost if not states.isdisjoint(map(state_of, node.outs))]
+        or lost
+    )
     unknown = user if isinstance(user, FlowNode) and missing is user.key else around
     if not blamed and unknown is not None:
         return NotReversibleError(
@@ -32,12 +42,25 @@ def explain(
         )
     if not blamed:
         what = made_by[missing].line if missing in made_by else "the beginning"
+        stuck = [node for node in body.nodes if _is_stuck(node, hoped)]
+        why = f": `{stuck[-1].eqn.primitive}` at {stuck[-1].line} can't be undone" if stuck else ""
         return NotReversibleError(
             f"reversible: the derivative at {user.line} needs a value that was computed at {what}, "
-            "which doesn't follow from what is known at the end: keep it in a ref that isn't "
-            "written again, or use refs.checkpoint"
+            f"which doesn't follow from what is known at the end{why}. Update by sums, "
+            "`a = a + f(b)`, keep it in a ref that isn't written again, or use refs.inverse or "
+            "refs.checkpoint"
         )
-    return _blame(_cause(blamed[-1], lost, known, made_by), known, made_by)
+    return _blame(_cause(blamed[-1], lost, hoped, made_by), hoped, made_by)
+
+
+def _is_stuck(node: Node, known: Solution) -> TypeGuard[Equation]:
+    """Whether the results of an equation are known, and an operand isn't."""
+    has_results = isinstance(node, Equation) and len(node.outs) > 0
+    return (
+        has_results
+        and all(v in known for v in node.outs)
+        and any(v not in known for v in variables(node.ins))
+    )
 
 
 def _cause(node: Node, lost: list[Node], known: Solution, made_by: dict[Var, Node]) -> Node:
@@ -150,8 +173,8 @@ def _how(node: Write, known: Solution, made_by: dict[Var, Node]) -> str:
         )
     if not reads:
         return (
-            ", because nothing has read it. Write to another ref, keep the old value in one, or "
-            "use refs.checkpoint"
+            ", because nothing that is known afterwards is made of it. Write to another ref, keep "
+            "the old value in one, or use refs.checkpoint"
         )
     if isinstance(node.value, Var):
         for v in _forward(reads, node.value, made_by):
@@ -163,7 +186,8 @@ def _how(node: Write, known: Solution, made_by: dict[Var, Node]) -> str:
                     "keep the old value in another ref, or use refs.inverse or refs.checkpoint"
                 )
     exactly = (
-        ": in refs.Fixed sums, moves, negation and products with constants are undone"
+        ": in refs.Fixed sums, moves and negation are undone, and products with a number, in "
+        "loops with a known number of steps"
         if known.is_exact
         else ""
     )

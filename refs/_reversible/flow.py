@@ -36,6 +36,7 @@ class FlowNode(Node):
       key: the variable that says what has run in it.
       equation: of one over arrays alone: the same, as an equation. JAX differentiates that, and
         stores the steps.
+      is_left_to_jax: whether it is, if that is possible; else only if it can't be undone.
       why: why it can't be undone, if each of its writes could.
     """
 
@@ -46,6 +47,7 @@ class FlowNode(Node):
     saved: Sequence[Var]
     key: Operand | None = None
     equation: Equation | None = None
+    is_left_to_jax = False
     why = "the loop there doesn't give back what the ref held before"
 
     # --- What varies, and what is wanted

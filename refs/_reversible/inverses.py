@@ -139,6 +139,11 @@ def _converted(g: Given) -> Value:
     return lax.convert_element_type(g.result, g.aval.dtype)
 
 
+_, _name_p = _jax.passing_primitives
+_reshard_p, _ = _jax.cast_primitives
+# Their result is their operand, perhaps with a name or elsewhere.
+SAME = {lax.copy_p, lax.sharding_constraint_p, _name_p, _reshard_p}
+
 INVERSES: dict[Primitive, Inverse] = {
     new_version_p: Inverse(_as_before, is_exact=True),
     lax.add_p: Inverse(lambda g: g.result - g.other),
@@ -158,7 +163,8 @@ INVERSES: dict[Primitive, Inverse] = {
     lax.split_p: Inverse(lambda g: jnp.concatenate(g.results, g.eqn.params["axis"]), is_exact=True),
     lax.stack_p: Inverse(_of_stack, alone=True, is_exact=True),
     lax.unstack_p: Inverse(lambda g: jnp.stack(g.results, g.eqn.params["axis"]), is_exact=True),
-    lax.copy_p: Inverse(_as_before, is_exact=True),
-    lax.scatter_add_p: Inverse(_of_scatter_add, places=(0,)),
+    lax.optimization_barrier_p: Inverse(lambda g: g.results[g.place], alone=True, is_exact=True),
+    **dict.fromkeys(SAME, Inverse(_as_before, is_exact=True)),
+    **dict.fromkeys((lax.scatter_add_p, lax.scatter_sub_p), Inverse(_of_scatter_add, places=(0,))),
     lax.convert_element_type_p: Inverse(_converted, is_exact=True, holds=_is_lossless),
 }

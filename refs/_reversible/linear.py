@@ -69,9 +69,6 @@ class LinearMap:
                 for x, axis in zip(found, value_axes, strict=True)
             ]
 
-        def types() -> list[Aval]:
-            like = [jax.typeof(x) for x in operands]
-            out = jax.eval_shape(lambda *xs: along(xs[:n], xs[n:]), *like)
-            return [_jax.array_type(x.shape, x.dtype) for x in out]
-
-        return LinearMap(n, types(), along, back)
+        traced = jax.make_jaxpr(lambda *xs: along(xs[:n], xs[n:]))
+        like = [_jax.AbstractArgument(jax.typeof(x)) for x in operands]
+        return LinearMap(n, list(traced(*like).out_avals), along, back)

@@ -8,6 +8,7 @@ of the carry. It finds what this was made of, and pulls the cotangents through, 
 from __future__ import annotations
 
 import functools
+import operator
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -238,7 +239,7 @@ class Loop(FlowNode):
             inner.pull()
             found = [*map(inner.value, before)]
             if anchors is not None:
-                found, flags = anchors(i, found, state)
+                found, flags = anchors(i, found)
                 inner.flags += flags
             of_carry = [inner.cotangent(self.before(c)) for c in moving]
             of_consts = [
@@ -286,19 +287,19 @@ class Loop(FlowNode):
         every, tolerance = run.kept.every, run.kept.tolerance
         buffers = [run.kept.anchors[self][c] for c in needs.carried]
 
-        def at_anchor(
-            i: Value, found: list[Value], later: list[Value]
-        ) -> tuple[list[Value], list[Value]]:
+        def kept_in(row: Value) -> list[Value]:
+            return jax.tree.map(lambda b: lax.dynamic_index_in_dim(b, row, keepdims=False), buffers)
+
+        def at_anchor(i: Value, found: list[Value]) -> tuple[list[Value], list[Value]]:
             always = jnp.asarray(True)
             for x in jax.tree.leaves(found):
                 always = _jax.vary_as(always, x)
 
             def here() -> tuple[list[Value], Value]:
-                kept = jax.tree.map(
-                    lambda b: lax.dynamic_index_in_dim(b, i // every, keepdims=False), buffers
-                )
+                # The last row has what some step began with.
+                kept, later = kept_in(i // every), kept_in(i // every + 1)
                 states = zip(found, kept, later, strict=True)
-                return kept, jnp.all(jnp.stack([always, *agree(states, tolerance)]))
+                return kept, functools.reduce(operator.and_, agree(states, tolerance), always)
 
             new, flag = lax.cond(i % every == 0, here, lambda: (found, always))
             return new, [flag]

@@ -19,7 +19,7 @@ from jax.interpreters import ad
 
 from refs import _jax
 from refs._indexing import ref_transforms
-from refs._indexing.sharded import sharded_like
+from refs._indexing.sharded import sharded_as
 from refs._origin import Origin
 from refs._tracing.discharged import are_parts_kept
 from refs._types import Aval, PyTreeDef, Value
@@ -86,7 +86,7 @@ def update_at(
     if method == "add":
         value = read_at(x, None, leaves) + value
     else:
-        value = sharded_like(value, read_at(x, None, leaves))
+        value = sharded_as(value, jax.typeof(read_at(x, None, leaves)))
     return lax.dynamic_update_index_in_dim(x, value, leaves[0], 0, allow_negative_indices=False)
 
 
@@ -120,6 +120,8 @@ def _register(primitive: Primitive, run: Callable[..., Value]) -> None:
         return jax.jvp(functools.partial(run, **params), tuple(primals), along)
 
     def batch(size: int, operands: Sequence[Value], axes: Sequence[Any], **params: Any) -> Any:
+        if all(axis is None for axis in axes):  # JAX asks this rule, too.
+            return primitive.bind(*operands, **params), None
         mapped = jax.vmap(functools.partial(run, **params), tuple(axes), axis_size=size)
         return mapped(*operands), 0
 

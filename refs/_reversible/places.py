@@ -16,6 +16,9 @@ from refs._indexing.syntax import Span
 from refs._reversible.parts import read_at, update_at
 from refs._types import Atom, Aval, PyTreeDef, Value
 
+# What is larger isn't looked at element by element.
+LARGEST = 2**24
+
 
 class Literal:
     """A constant operand."""
@@ -66,13 +69,18 @@ class Place(NamedTuple):
             and all(s.covers(n) for s, n in zip(spans, shape, strict=True))
             and all(isinstance(d, _jax.Slice) for d in transforms[0].indices)
         )
-        is_distinct = spans is not None or all(map(_is_distinct, transforms))
         # Constant arrays of integers.
         are_known = (
             len(transforms) == 1
-            and isinstance(transforms[0], _jax.DistinctIndexer)
+            and isinstance(transforms[0], _jax.NDIndexer)
             and all(map(_is_inside, transforms[0].indices, transforms[0].shape))
         )
+        is_distinct = (
+            spans is not None
+            or all(map(_is_distinct, transforms))
+            or (are_known and _names_none_twice(tree, leaves, shape))
+        )
+        are_known &= is_distinct
         is_all = is_whole or (
             are_known and math.prod(transforms[0].get_indexer_shape()) == math.prod(shape)
         )
@@ -151,6 +159,17 @@ def _apart(a: Span, b: Span) -> bool:
     if a.start + (a.size - 1) * a.step < b.start or b.start + (b.size - 1) * b.step < a.start:
         return True
     return a.step == b.step and (a.start - b.start) % a.step != 0
+
+
+def _names_none_twice(tree: PyTreeDef, leaves: Sequence[Atom], shape: tuple[int, ...]) -> bool:
+    """Whether a constant index names no element twice."""
+    size = math.prod(shape)
+    if size > LARGEST:
+        return False
+    with jax.ensure_compile_time_eval():
+        numbers = jnp.arange(size, dtype=jnp.int32).reshape(shape)
+        found = np.asarray(read_at(numbers, tree, [x.value for x in leaves]))
+    return len(np.unique(found)) == found.size
 
 
 def _is_distinct(transform: Any) -> bool:

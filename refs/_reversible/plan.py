@@ -20,7 +20,7 @@ class Plan:
       active: those that are both: they have cotangents.
       used: for each equation: the operands whose values its pullback uses, by position.
       inner: the plans of the bodies of loops and branches.
-      stored: the loops and branches that are left to JAX.
+      stored: the loops and branches that are left to JAX, with why they aren't undone.
       solution: what follows from what is known at the end; `is_settled`: whether it is set.
       demanded: the variables whose values pullbacks use.
     """
@@ -32,7 +32,7 @@ class Plan:
         self.active: set[Var] = set()
         self.used: dict[Node, list[int]] = {}
         self.inner: dict[Node, list[Plan]] = {}
-        self.stored: set[Node] = set()
+        self.stored: dict[Node, str] = {}
         self.solution: Solution
         self.is_settled = False
         self.demanded: set[Var] = set()
@@ -59,7 +59,7 @@ class Plan:
         self,
         solution: Solution,
         hope: Callable[[], Solution] | None = None,
-        around: Node | None = None,
+        around: FlowNode | None = None,
     ) -> None:
         """Finds what must be known for the pullbacks.
 
@@ -80,23 +80,30 @@ class Plan:
                 self.demanded.update(needed)
                 missing = [v for v in needed if v not in solution]
                 if missing:
-                    known = solution if hope is None else hope()
-                    raise explain(self.body, known, node, missing[0], around)
+                    hoped = solution if hope is None else hope()
+                    raise explain(self.body, hoped, node, missing[0], around)
 
     def _needs(self, node: Node) -> list[Var]:
         """The variables whose values the pullback of a node uses."""
         if not isinstance(node, FlowNode) or node.equation is None:
             return [*node.needs(self)]
+        if node.is_left_to_jax and self._are_known(needed := [*node.equation.needs(self)]):
+            self.stored[node] = "it is left to JAX"
+            return needed
+        why = "what it takes isn't known at the end"
         try:
-            needed = [*node.needs(self)]
-            if all(v in self.solution for v in needed):
+            if self._are_known(needed := [*node.needs(self)]):
                 return needed
-        except NotReversibleError:
-            pass
-        self.stored.add(node)
+        except NotReversibleError as error:
+            why = str(error)
+        self.stored[node] = why
         return [*node.equation.needs(self)]
+
+    def _are_known(self, needed: Iterable[Var]) -> bool:
+        return all(v in self.solution for v in needed)
 
     def pulled(self, node: Node) -> Node:
         """The node that cotangents are pulled through in the place of this one."""
-        is_stored = isinstance(node, FlowNode) and node in self.stored
-        return node.equation or node if is_stored else node
+        if isinstance(node, FlowNode) and node.equation is not None and node in self.stored:
+            return node.equation
+        return node

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from refs import _jax
 from refs._origin import Origin
@@ -16,11 +15,12 @@ from refs._reversible import whiles as whiles
 from refs._reversible.build import Builder
 from refs._reversible.encoded import encode
 from refs._reversible.fixed import Fixed
+from refs._reversible.kinds import has_parts
 from refs._reversible.loops import Loop
 from refs._reversible.nodes import Body, Operand, State, Var, is_smooth, state_of, variables
 from refs._reversible.places import Literal, is_index_type
 from refs._reversible.scaling import Empty
-from refs._types import ClosedJaxpr, DType, Value
+from refs._types import ClosedJaxpr, Value
 
 
 class Program(NamedTuple):
@@ -57,7 +57,8 @@ class Program(NamedTuple):
           fixed: how float refs are encoded that it writes; None: they aren't.
         """
         inputs = [Var(v.aval) for v in closed.jaxpr.invars]
-        builder = Builder(fixed)
+        is_of_arrays = not (n_written or has_parts(closed.jaxpr))
+        builder = Builder(fixed, encodes_carry=fixed is not None and is_of_arrays)
         given: list[Operand] = [*inputs]
         for k, (v, origin) in enumerate(zip(inputs, origins, strict=False)):
             own = fixed if k < n_written and is_smooth(v) else None
@@ -106,9 +107,7 @@ class Program(NamedTuple):
 def _keep(builder: Builder) -> None:
     """Makes the forward pass keep what the backward pass starts from, besides the state."""
     for u in builder.buffers:
-        [s, _] = u.scale.ins
-        like = s.aval.shape, _integer(s.aval.dtype)
-        builder.nodes.insert(0, Empty(u.scale, like, u.times, u.first))
+        builder.nodes.insert(0, Empty(u.scale, u.times, u.first))
         builder.saved.append(u.last)
     builder.saved += [builder.last[id(state)] for state in builder.made]
     for node in builder.nodes:
@@ -121,7 +120,3 @@ def known_index(x: Value) -> Literal | None:
     aval = jax.typeof(x)
     is_known = not isinstance(x, _jax.Tracer)
     return Literal(x, aval) if is_known and is_index_type(aval) else None
-
-
-def _integer(dtype: DType) -> DType:
-    return jnp.int64 if dtype == jnp.float64 else jnp.int32

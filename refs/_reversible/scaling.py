@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -101,13 +101,12 @@ class Scale(Node):
     def new_var() -> Var:
         return Var(_jax.array_type((), jnp.int32))
 
-    def empty(self, x: Value, times: int) -> Value:
-        """A buffer for so many steps of this node, on values like `x`."""
+    def empty(self, times: int) -> Value:
+        """A buffer for so many steps of this node."""
         rows = -(-times // self.period) if self.period < _NO_PERIOD else 0
-        like = jnp.zeros_like(x)
-        digits = like.astype(jnp.uint32)
-        stack = jnp.broadcast_to(like.astype(jnp.uint16), (rows, *x.shape))
-        return digits, stack, jnp.int32(0)
+        like = _jax.zeros_like_aval(self.ins[0].aval)
+        stack = jnp.broadcast_to(like.astype(jnp.uint16), (rows, *like.shape))
+        return like.astype(jnp.uint32), stack, jnp.int32(0)
 
     def run(self, values: Sequence[Value]) -> list[Value]:
         x, (digits, stack, count) = values
@@ -163,12 +162,12 @@ class Empty(Node):
     ins = ()
     line = "the beginning"
 
-    def __init__(self, scale: Scale, like: Any, times: int, out: Var):
-        self.scale, self.like, self.times = scale, like, times
+    def __init__(self, scale: Scale, times: int, out: Var):
+        self.scale, self.times = scale, times
         self.outs = (out,)
 
     def run(self, values: Sequence[Value]) -> list[Value]:
-        return [self.scale.empty(jnp.zeros(*self.like), self.times)]
+        return [self.scale.empty(self.times)]
 
     def ways(self, known: Solution) -> Iterator[Step]:
         return iter(())

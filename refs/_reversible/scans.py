@@ -23,7 +23,9 @@ class Scan(Loop):
         p = _jax.scan_params(eqn)
         n, first = p.num_consts, p.num_consts + p.num_carry
         args = [given[k] for k in p.order]
-        consts, carry, xs = args[:n], args[n:first], [*map(b.array, args[first:])]
+        self.line = b.line_of(eqn)
+        consts, carry = args[:n], b.carry(args[n:first], self.line)
+        xs = [*map(b.array, args[first:])]
         x = b.inner(p.jaxpr, [*consts, *carry, *xs], p.length, n, is_alone)
         states = [*map(state_of, carry), *[None] * (len(x.results) - p.num_carry)]
         new = x.alike(states)
@@ -41,7 +43,6 @@ class Scan(Loop):
         carried, stacked = self.results[: p.num_carry], self.results[p.num_carry :]
         self.ins = self.operands = (*consts, *carry, *(u.first for u in x.outside), *xs)
         self.outs = (*carried, *(u.last for u in x.outside), *stacked, *self.saved)
-        self.line = b.line_of(eqn)
 
     def run(self, values: Sequence[Value]) -> list[Value]:
         (carry, _, _), (ys, saved) = self._scan(values, None, None)

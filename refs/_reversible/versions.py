@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from refs import _jax
+from refs._indexing.sharded import sharded_as
 from refs._reversible.nodes import (
     Lookup,
     Node,
@@ -27,15 +28,23 @@ if TYPE_CHECKING:
     from refs._reversible.plan import Plan
 
 
+# So many versions that agree with a part are asked for it, in each direction.
+NEAREST = 8
+
+
 class Version(Node):
     """A node that makes a version of a ref of another: the part of it outside `place` is the same.
 
     Attributes:
       place: the part that it changes.
+      value: what the part holds after, if that is an operand or a variable of its own.
+      same: the versions in which the part is as it is after.
     """
 
     rank = 1
     place: Place
+    value: Operand | None
+    same: list[Operand]
 
     @property
     def before(self) -> Operand:
@@ -45,8 +54,25 @@ class Version(Node):
     def after(self) -> Var:
         return self.outs[0]
 
+    @property
+    def watched(self) -> Iterable[Var]:
+        of_value = () if self.value is None else (self.value,)
+        return variables((*self.ins, *self.outs, *self.same, *of_value))
+
     def needs(self, plan: Plan) -> Iterable[Var]:
         return variables(self.place.leaves)
+
+    def ways_to_value(self, known: Solution) -> Iterator[Step]:
+        """What was written is read back."""
+        place, value = self.place, self.value
+        if not isinstance(value, Var) or value in known or not place.is_safe:
+            return
+        version = next((v for v in self.same if v in known), None)
+        if version is not None and all(v in known for v in place.leaves):
+            deps = tuple(variables((version, *place.leaves)))
+            yield Step(
+                self, deps, (value,), lambda at: [place.read(at(version), [*map(at, place.leaves)])]
+            )
 
 
 class Read(Node):
@@ -86,7 +112,8 @@ class Read(Node):
         """The version, all of whose elements have been read, each once."""
         part = at(self.outs[0])
         leaves = [at(v) for v in self.place.leaves]
-        like = jnp.zeros(self.ins[0].aval.shape, part.dtype)
+        aval = self.ins[0].aval
+        like = sharded_as(jnp.zeros(aval.shape, part.dtype), aval)
         return [self.place.write(like, leaves, part)]
 
     def _read(self, at: Lookup, version: Operand) -> Value:
@@ -118,59 +145,41 @@ def _transposed(fun: Callable[..., Value], run: Backward, operand: Operand, ct: 
 class Write(Version):
     """Overwrites a part of a version."""
 
+    value: Operand
+
     def __init__(self, version: Operand, place: Place, value: Operand, after: Var, line: str):
         self.ins, self.outs, self.line = (version, value, *place.leaves), (after,), line
-        self.place = place
-        # Variables that hold the part as it was before, and versions in which it is as it is after.
-        self.olds: list[Operand] = []
+        self.place, self.value = place, value
         self.same: list[Operand] = [after]
-
-    @property
-    def value(self) -> Operand:
-        return self.ins[1]
+        # Variables that hold the part as it was before: see `link`.
+        self.olds: list[Operand] = []
 
     @property
     def watched(self) -> Iterable[Var]:
-        return variables((*self.ins, *self.outs, *self.olds, *self.same))
+        return (*super().watched, *variables(self.olds))
 
     def run(self, values: Sequence[Value]) -> list[Value]:
         return [self.place.write(values[0], values[2:], values[1])]
 
     def ways(self, known: Solution) -> Iterator[Step]:
         yield from self.own_way(known)
+        yield from self.ways_to_value(known)
         place = self.place
         if place.is_whole and self.value in known and self.after not in known:
             # What was there before doesn't matter.
             deps = tuple(variables((self.value,)))
             yield Step(self, deps, (self.after,), lambda at: [at(self.value)])
-        if not place.is_safe or not all(v in known for v in place.leaves):
+        if not place.is_safe or not all(v in known for v in (*place.leaves, self.after)):
             return
-
-        def leaves(at: Lookup) -> list[Value]:
-            return [at(v) for v in place.leaves]
-
-        of_place = tuple(variables(place.leaves))
-        if self.value not in known and isinstance(self.value, Var):
-            for version in self.same:
-                if version in known and isinstance(version, Var):
-                    yield Step(
-                        self,
-                        (version, *of_place),
-                        (self.value,),
-                        lambda at, v=version: [place.read(at(v), leaves(at))],
-                    )
-                    break
-        if self.before not in known and isinstance(self.before, Var) and self.after in known:
-            for old in self.olds:
-                if old in known:
-                    deps = (self.after, *variables((old,)), *of_place)
-                    yield Step(
-                        self,
-                        deps,
-                        (self.before,),
-                        lambda at, v=old: [place.write(at(self.after), leaves(at), at(v))],
-                    )
-                    break
+        old = next((v for v in self.olds if v in known), None)
+        if old is not None and self.before not in known and isinstance(self.before, Var):
+            deps = (self.after, *variables((old, *place.leaves)))
+            yield Step(
+                self,
+                deps,
+                (self.before,),
+                lambda at: [place.write(at(self.after), [*map(at, place.leaves)], at(old))],
+            )
 
     def pull(self, run: Backward) -> None:
         ct = run.take(self.after)
@@ -205,11 +214,13 @@ class Accumulate(Version):
         place: Place,
         amount: Operand,
         sign: int,
+        value: Operand | None,
         after: Var,
         line: str,
     ):
         self.ins, self.outs, self.line = (version, amount, *place.leaves), (after,), line
-        self.place, self.sign = place, sign
+        self.place, self.sign, self.value = place, sign, value
+        self.same: list[Operand] = [after]
         assert after.state is not None
         self.fixed = after.state.fixed
         self.rounds = self.fixed is not None
@@ -235,6 +246,7 @@ class Accumulate(Version):
 
     def ways(self, known: Solution) -> Iterator[Step]:
         yield from self.own_way(known)
+        yield from self.ways_to_value(known)
         deps = (self.after, *variables(self.ins[1:]))
         if (
             isinstance(self.before, Var)
@@ -293,12 +305,19 @@ def link(nodes: Sequence[Node]) -> None:
     held: dict[tuple[Operand, Hashable], list[Operand]] = {}
     for node in nodes:
         if isinstance(node, Read):
-            node.same += [*later(node.ins[0], node.place), *earlier(node.ins[0], node.place)]
+            node.same += _few(later(node.ins[0], node.place))
+            node.same += _few(earlier(node.ins[0], node.place))
             held.setdefault((node.ins[0], node.place.key), []).append(node.outs[0])
-        elif isinstance(node, Write):
-            node.same += later(node.after, node.place)
+        elif isinstance(node, Version) and node.value is not None:
+            node.same += _few(later(node.after, node.place))
             held.setdefault((node.after, node.place.key), []).append(node.value)
     for node in nodes:
         if isinstance(node, Write):
             versions, key = (node.before, *earlier(node.before, node.place)), node.place.key
             node.olds = [value for version in versions for value in held.get((version, key), ())]
+
+
+def _few(versions: Iterable[Operand]) -> list[Operand]:
+    """The nearest of versions that agree, and the farthest: many reads would each ask for all."""
+    found = [*versions]
+    return found if len(found) <= NEAREST else [*found[:NEAREST], found[-1]]

@@ -28,7 +28,8 @@ class While(Loop):
     def __init__(self, b: Builder, eqn: Eqn, args: Sequence[Operand], is_alone: bool):
         n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         of_test, of_body = args[:n_cond], args[n_cond : n_cond + n_body]
-        carry = args[n_cond + n_body :]
+        self.line = b.line_of(eqn)
+        carry = b.carry(args[n_cond + n_body :], self.line)
         states = [*map(state_of, carry)]
         test, step = (_jax.as_closed(eqn.params[k]) for k in ("cond_jaxpr", "body_jaxpr"))
         x = b.inner(test, [*of_test, *carry], None, n_cond, False)
@@ -41,7 +42,6 @@ class While(Loop):
         self.operands = (*of_body, *carry)
         self.ins = (*self.operands, *of_test)
         self.outs = (*self.results, self.count)
-        self.line = b.line_of(eqn)
 
     def run(self, values: Sequence[Value]) -> list[Value]:
         consts, of_test = values[: self.n_consts], values[len(self.operands) :]

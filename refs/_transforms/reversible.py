@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 
 from refs import _jax
 from refs._discharge.interpreter import Context
-from refs._discharge.op_by_op import is_staged
+from refs._discharge.op_by_op import OpByOp, is_staged
 from refs._discharge.rules.reversible import call_reversible
 from refs._handles.predicates import is_ref
 from refs._reversible.fixed import Fixed, fixed_of
@@ -36,6 +36,8 @@ def reversible(
     mode: str | Fixed = ...,
     tolerance: float | None = ...,
     anchors: int | None = ...,
+    static_argnums: int | Sequence[int] | None = ...,
+    static_argnames: str | Iterable[str] | None = ...,
 ) -> Callable[P, R]: ...
 
 
@@ -46,6 +48,8 @@ def reversible(
     mode: str | Fixed = ...,
     tolerance: float | None = ...,
     anchors: int | None = ...,
+    static_argnums: int | Sequence[int] | None = ...,
+    static_argnames: str | Iterable[str] | None = ...,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
@@ -55,6 +59,8 @@ def reversible(
     mode: str | Fixed = "float",
     tolerance: float | None = 1e-3,
     anchors: int | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
 ) -> Any:
     """Makes the gradient of `fun` undo its steps, instead of storing them.
 
@@ -77,9 +83,13 @@ def reversible(
         more than this part of the largest number in its ref, every gradient is NaN. None: don't
         compare, nor keep the initial state.
       anchors: keep the state every so many steps of an outermost loop, compare and restart there.
+      static_argnums: positions of arguments that `fun` gets as Python values; never refs.
+      static_argnames: names of such arguments.
 
     Raises:
-      RefValueError: if `mode`, `tolerance` or `anchors` isn't one.
+      RefTypeError: when called with a ref in a static argument, or a leaf that is no array.
+      RefValueError: if `mode`, `tolerance` or `anchors` isn't one; when called with a static
+        argument that can't be hashed.
       NotReversibleError: when the gradient is traced, if it needs what a ref held before a write
         that can't be undone.
 
@@ -97,22 +107,25 @@ def reversible(
     2.743
     """
     if fun is None:
-        return lambda fun: reversible(fun, mode=mode, tolerance=tolerance, anchors=anchors)
+        options = {"static_argnums": static_argnums, "static_argnames": static_argnames}
+        return lambda fun: reversible(
+            fun, mode=mode, tolerance=tolerance, anchors=anchors, **options
+        )
     check_callable("reversible", fun)
     settings = Settings(fixed_of(mode), _checked(tolerance), _counted(anchors))
-    choice = Choice.of(fun, None, None)
+    choice = Choice.of(fun, static_argnums, static_argnames)
 
     def bound(inner: Callable[..., Any]) -> Callable[..., Any]:
         def called(leaves: list[Value]) -> Any:
             with jax.disable_jit(False):
                 closed, shape = advised(jax.make_jaxpr(inner, return_shape=True))(leaves)
             tree = jax.tree.structure(shape)
-            jaxpr = _jax.without_constants(closed)
+            jaxpr, trace = _jax.without_constants(closed), _jax.current_trace()
             operands = [*closed.consts, *leaves]
             if not touch_analysis.closed_over(closed) and not any(map(is_ref, operands)):
                 # All refs are made inside: this is a pure function, wherever it is called.
                 out = call_reversible(Context(differentiated=True), jaxpr, settings, operands)
-            elif is_staged(_jax.current_trace()) and is_to_be_discharged():
+            elif isinstance(trace, OpByOp) or (is_staged(trace) and is_to_be_discharged()):
                 out = reversible_p.bind(*operands, jaxpr=jaxpr, settings=settings)
             else:  # JAX transforms this function over refs itself: it is the plain one.
                 return inner(leaves)
@@ -123,6 +136,7 @@ def reversible(
     @functools.wraps(fun)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         static, rest, named = choice.split(args, kwargs)
+        static.checked()
         call = Call.of(rest, named)
         check_call("reversible", static, call)
 

@@ -19,6 +19,7 @@ from refs._handles import access
 from refs._origin import origin_of
 from refs._reversible.backward import Recovery
 from refs._reversible.fixed import Fixed, fixed_of
+from refs._reversible.loops import Loop
 from refs._reversible.nodes import Var, is_smooth, variables
 from refs._reversible.plan import Plan
 from refs._reversible.solve import solve
@@ -58,18 +59,28 @@ class UndoneWrite:
 
 
 @dataclasses.dataclass(frozen=True)
+class LoopOverArrays:
+    """A loop over arrays alone: its line, and whether it is undone, or its steps are stored."""
+
+    line: str
+    how: str
+
+
+@dataclasses.dataclass(frozen=True)
 class ReversibleReport:
     """What `check_reversible` has found. It prints as a table.
 
     Attributes:
       refs: the refs that the function writes.
       writes: its writes, in the program's order; those in a loop once.
+      loops: its loops over arrays alone that are differentiated, likewise.
       gradient: the largest difference from the plain gradient, in units of its largest number. None
         if there is no plain gradient, because of a `while_loop`.
     """
 
     refs: tuple[RestoredRef, ...]
     writes: tuple[UndoneWrite, ...]
+    loops: tuple[LoopOverArrays, ...]
     gradient: float | None
 
     def __str__(self) -> str:
@@ -81,6 +92,7 @@ class ReversibleReport:
             found = "not needed" if r.drift is None else f"off by {r.drift:.1e}, {r.bits} bits"
             lines.append(f"{r.ref}: {found}")
         lines += [f"{w.line}: {w.ref}: {w.how}" for w in self.writes]
+        lines += [f"{loop.line}: a loop over arrays: {loop.how}" for loop in self.loops]
         return "\n".join(lines)
 
 
@@ -109,7 +121,8 @@ def check_reversible(
         bits, 1e-6 for 64 and 0.1 for 16.
 
     Returns:
-      A report: for each ref how far it is off, for each write how it is undone.
+      A report: for each ref how far it is off, for each write how it is undone, and for each loop
+      over arrays alone whether it is.
 
     Raises:
       NotReversibleError: if the gradient needs what can't be undone.
@@ -145,7 +158,7 @@ def check_reversible(
     has_while = _jax.any_equation(discharged.jaxpr, lambda e: e.primitive is _jax.while_p)
     plain = None if has_while else of_arrays
     gradient, where = _difference(plain, wrapped, discharged.refs, leaves, rtol)
-    report = ReversibleReport(restored, tuple(_writes(plan)), gradient)
+    report = ReversibleReport(restored, tuple(_writes(plan)), tuple(_loops(plan)), gradient)
     if where is not None:
         raise AssertionError(f"check_reversible: {where}\n{report}")
     return report
@@ -210,6 +223,16 @@ def _writes(plan: Plan) -> Iterator[UndoneWrite]:
             yield from _writes(inner)
 
 
+def _loops(plan: Plan) -> Iterator[LoopOverArrays]:
+    for node in plan.body.nodes:
+        why = plan.stored.get(node)
+        is_needed = any(v in plan.active for v in node.outs)
+        if isinstance(node, Loop) and node.equation is not None and is_needed:
+            yield LoopOverArrays(node.line, "undone" if why is None else f"stored: {why}")
+        for inner in plan.inner.get(node, ()) if why is None else ():
+            yield from _loops(inner)
+
+
 def _difference(
     plain: Callable[..., Any] | None,
     wrapped: Callable[..., Any],
@@ -257,10 +280,12 @@ def _difference(
                 f"the gradient with respect to {names[k]} is off by {off:.1e}, and may by {allowed}"
             )
             if np.isnan(off):
-                said = (
-                    f"the gradient with respect to {names[k]} is NaN: the state was not restored "
-                    "within the tolerance, or the plain gradient isn't finite either"
-                )
+                why = "the state was not restored within the tolerance"
+                if plain is None:
+                    why += ", or the plain gradient isn't finite either"
+                elif not jnp.isfinite(right).all():
+                    why = "the plain gradient isn't finite either"
+                said = f"the gradient with respect to {names[k]} is NaN: {why}"
             break
     return (None if plain is None else largest), said
 

@@ -50,8 +50,8 @@ def reversible_overwriting(r, i):
 @raises(
     errors.NotReversibleError,
     "reversible: the write of ref `r` (created at FILE:N) at FILE:N can't be undone: the old value "
-    "is lost, because nothing has read it. Write to another ref, keep the old value in one, or use "
-    "refs.checkpoint",
+    "is lost, because nothing that is known afterwards is made of it. Write to another ref, keep "
+    "the old value in one, or use refs.checkpoint",
 )
 def reversible_overwriting_a_part(r, i):
     def program(k):
@@ -101,8 +101,8 @@ def reversible_carry_in_an_exact_mode(r, i):
 @raises(
     errors.NotReversibleError,
     "reversible: the derivative at FILE:N needs a value that was computed at FILE:N, which doesn't "
-    "follow from what is known at the end: keep it in a ref that isn't written again, or use "
-    "refs.checkpoint",
+    "follow from what is known at the end. Update by sums, `a = a + f(b)`, keep it in a ref that "
+    "isn't written again, or use refs.inverse or refs.checkpoint",
 )
 def reversible_number_from_outside(r, i):
     s = refs.new_ref(jnp.ones(3))
@@ -149,7 +149,7 @@ def reversible_rule_that_closes_over_a_value(r, i):
 def reversible_callback(r, i):
     def program(k):
         s = refs.new_ref(0.0)
-        s[...] += k * jnp.sum(r[...] ** 2)
+        s[...] += jnp.sum(jnp.sin(k * r[...]))
         refs.io_callback(lambda r: None, None, r)
         return s[...]
 
@@ -328,8 +328,9 @@ def reversible_while_loop_in_a_while_loop(r, i):
 @raises(
     errors.NotReversibleError,
     "reversible: the write of ref `r` (created at FILE:N) at FILE:N can't be undone: the old value "
-    "is lost: in refs.Fixed sums, moves, negation and products with constants are undone. Update "
-    "by sums, `ref[...] += x`, keep the old value in a ref, or use refs.checkpoint",
+    "is lost: in refs.Fixed sums, moves and negation are undone, and products with a number, in "
+    "loops with a known number of steps. Update by sums, `ref[...] += x`, keep the old value in a "
+    "ref, or use refs.checkpoint",
 )
 def reversible_product_with_what_is_traced(r, i):
     def program(k):

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import reshard
 
 import refs
 from refs import _jax
@@ -33,6 +35,8 @@ def broadcast(x, y):
 def split(x, y):
     return lax.concatenate(lax.split(x, (1, 3))[::-1], 0)
 
+
+ON_ONE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 # What may be done to the contents of a ref, given those of another: each needs the entry.
 MOVES = [
@@ -57,6 +61,10 @@ MOVES = [
     (lax.unstack_p, lambda x, y: jnp.stack(lax.unstack(x)[::-1])),
     (lax.copy_p, lambda x, y: lax.copy_p.bind(x)),
     (lax.scatter_add_p, lambda x, y: x.at[jnp.array([0, 2, 2, 9])].add(jnp.sin(y))),
+    (lax.scatter_sub_p, lambda x, y: x.at[jnp.array([0, 2, 2, 9])].subtract(jnp.sin(y))),
+    (lax.optimization_barrier_p, lambda x, y: lax.optimization_barrier(x)),
+    (lax.sharding_constraint_p, lambda x, y: lax.with_sharding_constraint(x, ON_ONE)),
+    (_jax.passing_primitives[1], lambda x, y: checkpoint_name(x, "x")),
 ]
 # The same for the contents of a ref of integers.
 OF_INTEGERS = [
@@ -121,6 +129,23 @@ def of_new_refs(_):
     return f
 
 
+def of_meshes(_):
+    """A ref over an explicit mesh; its value is placed in another way on the way."""
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    split, whole = (jax.NamedSharding(mesh, spec) for spec in (jax.P("d"), jax.P()))
+    a, b = (
+        refs.new_ref(jax.device_put(jnp.array(x), split))
+        for x in ([0.4, 0.7, -0.6, 1.1], [0.2, -0.9, 0.5, 0.3])
+    )
+
+    def f(k):
+        b[...] += jnp.sin(k * a[...])
+        a[...] = reshard(reshard(a[...], whole), split)
+        return jnp.sum(jnp.sin(a[...]) * b[...])
+
+    return f
+
+
 def shifted(x, y):
     return refs.inverse(lambda x: x + 0.7, lambda x: x - 0.7)(x)
 
@@ -130,6 +155,7 @@ ENTRIES = [
     *((primitive, of_integers, move) for primitive, move in OF_INTEGERS),
     (lax.convert_element_type_p, of_two_types, None),
     (new_version_p, of_new_refs, None),
+    (_jax.cast_primitives[0], of_meshes, None),
     *((p, of_floats, shifted) for p in INVERSES if p.name == "inverse"),
 ]
 NAMES = [f"{primitive}-{make.__name__}-{k}" for k, (primitive, make, _) in enumerate(ENTRIES)]

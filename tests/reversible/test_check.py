@@ -268,8 +268,24 @@ def test_a_gradient_that_is_nan_itself(a):
     def program(k):
         a[...] += jnp.sqrt(k)
 
-    with pytest.raises(AssertionError, match="or the plain gradient isn't finite either"):
+    with pytest.raises(AssertionError, match="is NaN: the plain gradient isn't finite either"):
         check_reversible(program, -1.0)
+
+
+def test_a_while_loop_whose_gradient_is_nan(a, b):
+    """There is no plain gradient to tell why."""
+
+    def program(k):
+        def step(n):
+            a[...] += 9 * k * jnp.sin(b[...] ** 2)
+            b[...] += 9 * a[...]
+            return n + 1
+
+        refs.while_loop(lambda n: n < 90, step, 0)
+        return jnp.sum(a[...])
+
+    with pytest.raises(AssertionError, match="or the plain gradient isn't finite either"):
+        check_reversible(program, 1.0, tolerance=0.0)
 
 
 def test_a_reversible_function_is_checked_with_its_own_options():
