@@ -50,19 +50,21 @@ class Branch(FlowNode):
             next(filter(None, map(state_of, results)), None)
             for results in zip(*(x.results for x in inner), strict=True)
         ]
-        outside = [u for x in inner for u in x.outside]
+        results = [x.alike(states) for x in inner]
+        theirs = [x.outside() for x in inner]
+        outside = [u for some in theirs for u in some]
         bodies: list[Body] = []
-        for x in inner:
+        for x, own, out in zip(inner, theirs, results, strict=True):
             # Each branch is given the buffers of all of them, and returns the others' as they are.
-            own = dict(zip(map(id, x.outside), x.buffers, strict=True))
+            mine = dict(zip(map(id, own), x.builder.buffers, strict=True))
             pairs = [
-                (u.first, u.last) if u is not None else [Var(theirs.first.aval)] * 2
-                for theirs, u in ((theirs, own.get(id(theirs))) for theirs in outside)
+                (mine[id(u)].first, mine[id(u)].last) if id(u) in mine else [Var(u.first.aval)] * 2
+                for u in outside
             ]
             bodies.append(
                 x.builder.body(
                     [*(first for first, _ in pairs), *x.inputs],
-                    [*(last for _, last in pairs), *x.alike(states)],
+                    [*(last for _, last in pairs), *out],
                 )
             )
         self.bodies = tuple(bodies)

@@ -27,6 +27,7 @@ from refs._reversible.nodes import (
     State,
     Var,
     is_smooth,
+    is_smooth_type,
     state_of,
 )
 from refs._reversible.parts import new_version_p, read_part_p, update_part_p
@@ -87,9 +88,9 @@ class Builder:
     # --- Jaxprs
 
     def eval(
-        self, closed: ClosedJaxpr, args: Sequence[Operand], first: int | None = None
+        self, closed: ClosedJaxpr, args: Sequence[Operand], kept: Sequence[State | None] = ()
     ) -> list[Operand]:
-        """Adds the nodes of a jaxpr. `first`: of a step, the first parameter that is carried."""
+        """Adds the nodes of a jaxpr. `kept`: what the results are to be stored in."""
         jaxpr = closed.jaxpr
         consts = [Literal(c, jax.typeof(c)) for c in closed.consts]
         variables = (*jaxpr.constvars, *jaxpr.invars)
@@ -98,26 +99,37 @@ class Builder:
         def at(atom: Atom) -> Operand:
             return Literal(atom.val, atom.aval) if isinstance(atom, _jax.Literal) else env[atom]
 
-        stored = {} if self.fixed is None else stored_values(jaxpr, first)
+        versions = {} if self.fixed is None else stored_values(jaxpr)
+        ends: dict[Any, State | None] = {}
+        for v, state in zip(jaxpr.outvars, kept, strict=False):
+            if not isinstance(v, _jax.Literal):
+                ends.setdefault(v, state)
+
+        def stored_in(v: Atom) -> State | None:
+            state = state_of(env[versions[v]]) if versions.get(v) in env else ends.get(v)
+            return state if state is not None and state.fixed and is_smooth_type(v.aval) else None
+
         for eqn in jaxpr.eqns:
-            out = self._eqn(eqn, [at(v) for v in eqn.invars])
-            env.update(zip(eqn.outvars, out, strict=True))
-            for v in eqn.outvars:
-                if v in stored and stored[v] in env and state_of(env[v]) is None:
-                    env[v] = self._as_stored(env[v], state_of(env[stored[v]]), self.line_of(eqn))
+            states = [*map(stored_in, eqn.outvars)]
+            out = self._eqn(eqn, [at(v) for v in eqn.invars], states)
+            for v, x, state in zip(eqn.outvars, out, states, strict=True):
+                if state is not None and state_of(x) is None:
+                    x = self._as_stored(x, state, self.line_of(eqn))
+                env[v] = x
         return [at(v) for v in jaxpr.outvars]
 
-    def _as_stored(self, value: Operand, state: State | None, line: str) -> Operand:
+    def _as_stored(self, value: Operand, state: State, line: str) -> Operand:
         """A value that is written to a ref, as the ref will hold it: rounded."""
-        if state is None or state.fixed is None:
-            return value
+        assert state.fixed is not None
         encoded, out = self._encoding.of(self.array(value), state, line), Var(value.aval)
         self.add(decode(state.fixed, encoded, out, line))
         self._encoding.known[out] = encoded
         self._rounded[value] = out
         return out
 
-    def _eqn(self, eqn: Eqn, args: Sequence[Operand]) -> Sequence[Operand]:
+    def _eqn(
+        self, eqn: Eqn, args: Sequence[Operand], kept: Sequence[State | None]
+    ) -> Sequence[Operand]:
         if eqn.primitive in _jax.loop_primitives:  # What a loop inside carries isn't encoded.
             args = [self.array(x) if _is_carried(x) else x for x in args]
         touches_refs = any(map(state_of, args)) or any(
@@ -127,7 +139,7 @@ class Builder:
             [closed] = _jax.jaxprs_in(eqn.params)
             around = self._line
             self._line = _jax.user_line(eqn, around)  # JAX's own functions have no lines inside.
-            out = self.eval(closed, args)
+            out = self.eval(closed, args, kept)
             self._line = around
             return out
         primitive = _jax.primitive_of(eqn)
@@ -287,31 +299,27 @@ class Builder:
             a if k < same and isinstance(a, Literal) and is_index_type(a.aval) else v
             for k, (a, v) in enumerate(zip(args, inputs, strict=True))
         ]
-        results = builder.eval(closed, given, same)
-        new = [
-            Buffer(u.scale, u.times * (times or 0), u.scale.new_var(), u.scale.new_var())
-            for u in builder.buffers
-        ]
-        self.buffers += new
-        return Inner(builder, inputs, results, builder.buffers, new)
+        # What a step carries on is stored in what it was given.
+        kept = [*states[same:], *[None] * len(closed.jaxpr.outvars)][: len(closed.jaxpr.outvars)]
+        return Inner(self, builder, times or 0, inputs, builder.eval(closed, given, kept))
 
 
 class Inner(NamedTuple):
     """The parts of an inner body, to be put in order.
 
     Attributes:
+      around: the builder of the body around it.
       builder: what has made it.
+      times: how often at most it runs in one run of that.
       inputs: its parameters.
       results: its results.
-      buffers: those of its products.
-      outside: the same buffers, as they are outside.
     """
 
+    around: Builder
     builder: Builder
+    times: int
     inputs: list[Var]
     results: list[Operand]
-    buffers: list[Buffer]
-    outside: list[Buffer]
 
     def alike(self, states: Sequence[State | None]) -> list[Operand]:
         """The results, encoded where others that stand in the same place are."""
@@ -320,6 +328,15 @@ class Inner(NamedTuple):
             b.array(x) if s is None or s.fixed is None else b.version(x, s, "the end of a step")
             for x, s in zip(self.results, states, strict=True)
         ]
+
+    def outside(self) -> list[Buffer]:
+        """The buffers of its products, as they are in the body around it, when all are known."""
+        new = [
+            Buffer(u.scale, u.times * self.times, u.scale.new_var(), u.scale.new_var())
+            for u in self.builder.buffers
+        ]
+        self.around.buffers += new
+        return new
 
 
 def fixed_of(x: Operand) -> Fixed | None:

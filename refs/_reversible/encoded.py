@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from refs import _jax
@@ -72,7 +73,11 @@ class OnEncoded(Node):
 
 def encode(fixed: Fixed, x: Operand, out: Var, line: str) -> OnEncoded:
     """An array, encoded: written over what a ref holds, or its initial contents."""
-    return OnEncoded([x], out, line, lambda x: fixed.encode(_jax.as_array(x)), rounds=True)
+
+    def encoded(value: Value) -> Value:
+        return fixed.encode(jnp.asarray(value, x.aval.dtype))
+
+    return OnEncoded([x], out, line, encoded, rounds=True)
 
 
 def decode(fixed: Fixed, s: Operand, out: Var, line: str) -> OnEncoded:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from refs import _jax
-from refs._reversible.nodes import Operand, is_smooth_type
+from refs._reversible.nodes import Operand
 from refs._reversible.parts import new_version_p, read_part_p, update_part_p
 from refs._reversible.places import Literal
 from refs._types import Atom, Eqn, Jaxpr
@@ -66,12 +66,8 @@ def key_of(eqn: Eqn, args: Sequence[Operand]) -> Any:
     return (eqn.primitive, tuple(eqn.params.items()), *operands)
 
 
-def stored_values(jaxpr: Jaxpr, carried: int | None) -> dict[Any, Any]:
-    """The values that are written to refs and used beside that, each with a version of the ref.
-
-    And those that a step carries on, each with the parameter that it is the next time: from the
-    parameter `carried` on, in the order of the results.
-    """
+def stored_values(jaxpr: Jaxpr) -> dict[Any, Any]:
+    """The values that are written to refs and used beside that, each with a version of the ref."""
     uses = Counter(v for eqn in jaxpr.eqns for v in {*filter(_is_var, eqn.invars)})
     uses.update(filter(_is_var, jaxpr.outvars))
     first: dict[Any, Any] = {}
@@ -82,9 +78,7 @@ def stored_values(jaxpr: Jaxpr, carried: int | None) -> dict[Any, Any]:
             first[eqn.outvars[0]] = first.get(version, version)
             if _is_var(value) and uses[value] > 1 and eqn.params["method"] == "set":
                 found[value] = first[eqn.outvars[0]]
-    again = [] if carried is None else jaxpr.invars[carried:]
-    pairs = zip(jaxpr.outvars, again, strict=False)
-    return found | {v: p for v, p in pairs if _is_var(v) and is_smooth_type(v.aval)}
+    return found
 
 
 def _is_var(v: Atom) -> bool:

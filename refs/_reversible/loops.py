@@ -148,7 +148,9 @@ class Loop(FlowNode):
         wanted, carried = {*wanted}, list[int]()
         while True:
             found = closure(inner, wanted) & inner.given
-            left = [c for c in self.carry if self.after(c) in found - {*given}]
+            # Two parts of the carry may end as one value.
+            ends = [c for c in self.carry if self.before(c) in inner]
+            left = [c for c in ends if self.after(c) in found - {*given}]
             if left == carried:
                 return Needs(carried, found)
             carried = left

@@ -170,7 +170,7 @@ class Empty(Node):
         return [self.scale.empty(self.times)]
 
     def ways(self, known: Solution) -> Iterator[Step]:
-        return iter(())
+        yield from self.own_way(known)
 
     def pull(self, run: Backward) -> None:
         """There is nothing to pull: it is made of integers."""

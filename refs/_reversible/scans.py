@@ -28,21 +28,21 @@ class Scan(Loop):
         xs = [*map(b.array, args[first:])]
         x = b.inner(p.jaxpr, [*consts, *carry, *xs], p.length, n, is_alone)
         states = [*map(state_of, carry), *[None] * (len(x.results) - p.num_carry)]
-        new = x.alike(states)
+        new, buffers, outside = x.alike(states), x.builder.buffers, x.outside()
         body = x.builder.body(
-            [*x.inputs[:first], *(u.first for u in x.buffers), *x.inputs[first:]],
-            [*new[: p.num_carry], *(u.last for u in x.buffers), *new[p.num_carry :]],
+            [*x.inputs[:first], *(u.first for u in buffers), *x.inputs[first:]],
+            [*new[: p.num_carry], *(u.last for u in buffers), *new[p.num_carry :]],
         )
         self.bodies = (body,)
         self.length, self.is_reversed, self.unroll = p.length, p.reverse, p.unroll
-        self.n_consts, self.n_carry = n, p.num_carry + len(x.outside)
+        self.n_consts, self.n_carry = n, p.num_carry + len(outside)
         self.saved = self.stacked = [
             Var(_jax.array_type((self.length, *v.aval.shape), v.aval.dtype)) for v in body.saved
         ]
         self.results = results_of(eqn, states)
         carried, stacked = self.results[: p.num_carry], self.results[p.num_carry :]
-        self.ins = self.operands = (*consts, *carry, *(u.first for u in x.outside), *xs)
-        self.outs = (*carried, *(u.last for u in x.outside), *stacked, *self.saved)
+        self.ins = self.operands = (*consts, *carry, *(u.first for u in outside), *xs)
+        self.outs = (*carried, *(u.last for u in outside), *stacked, *self.saved)
 
     def run(self, values: Sequence[Value]) -> list[Value]:
         (carry, _, _), (ys, saved) = self._scan(values, None, None)

@@ -182,6 +182,71 @@ def test_in_a_layer_of_a_loop_over_refs(f, mode):
     agree(found, refs.grad(loss(lambda f: f), BOTH)(WS, X), 1e-8)
 
 
+# --- In the exact mode, what outermost loops carry is kept as integers
+
+
+def from_a_number(ws, x):
+    return lax.scan(lambda y, w: (y + jnp.sum(w * x**2), None), 0.0, ws)[0]
+
+
+def a_product_that_is_a_result(ws, x):
+    def step(b, w):
+        b = 0.9 * b + w
+        return b, b
+
+    b, bs = lax.scan(step, x, ws)
+    return jnp.sum(jnp.sin(b)) + jnp.sum(bs)
+
+
+def a_product_that_is_carried_twice(ws, x):
+    def step(w, a, b):
+        b = 0.9 * a + w
+        return b, b
+
+    a, b = loop(step, ws, x, x)
+    return jnp.sum(jnp.sin(a) * b)
+
+
+def a_product_in_a_branch(ws, x):
+    def step(w, a):
+        return (lax.cond(w[0] > 0, lambda a: 0.9 * a, lambda a: a, a),)
+
+    return jnp.sum(jnp.sin(loop(step, ws, x)[0]))
+
+
+def results_of_a_loop_that_is_stored(ws, x):
+    def step(carry, w):
+        b, d = carry
+        return (0.9 * b + jnp.sin(d), jnp.sin(d) * d * w), b
+
+    (b, _), bs = lax.scan(step, (x, x), ws)
+    return jnp.sum(jnp.sin(bs)) + jnp.sum(b)
+
+
+def under_jit(ws, x):
+    @jax.jit
+    def step(w, a, b):
+        a = a + jnp.tanh(w * b)
+        return a, 0.9 * b + jnp.tanh(w * a)
+
+    a, b = loop(step, ws, x, 2 * x)
+    return jnp.sum(a * b)
+
+
+EXACTLY = [
+    *(from_a_number, a_product_that_is_a_result, a_product_that_is_carried_twice),
+    *(a_product_in_a_branch, results_of_a_loop_that_is_stored, under_jit, *UNDONE),
+]
+
+
+@pytest.mark.parametrize("f", EXACTLY)
+@pytest.mark.parametrize("wrap", [lambda f: f, refs.jit], ids=["", "refs.jit"])
+def test_exactly(f, wrap):
+    undone = refs.reversible(f, mode=FIXED, tolerance=0.0)
+    agree(wrap(undone)(WS, X), f(WS, X), 1e-9)
+    agree(wrap(refs.grad(undone, BOTH))(WS, X), jax.grad(f, BOTH)(WS, X), 1e-8)
+
+
 def test_a_carry_beside_refs():
     """It is undone, as what the refs hold is."""
 
