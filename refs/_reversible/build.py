@@ -27,7 +27,6 @@ from refs._reversible.nodes import (
     State,
     Var,
     is_smooth,
-    is_smooth_type,
     state_of,
 )
 from refs._reversible.parts import new_version_p, read_part_p, update_part_p
@@ -107,7 +106,7 @@ class Builder:
 
         def stored_in(v: Atom) -> State | None:
             state = state_of(env[versions[v]]) if versions.get(v) in env else ends.get(v)
-            return state if state is not None and state.fixed and is_smooth_type(v.aval) else None
+            return state if state is not None and state.fixed and is_smooth(v) else None
 
         for eqn in jaxpr.eqns:
             states = [*map(stored_in, eqn.outvars)]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
-from refs import _jax
 from refs._reversible.equations import Equation
 from refs._reversible.fixed import Fixed
 from refs._reversible.nodes import (
@@ -73,11 +72,7 @@ class OnEncoded(Node):
 
 def encode(fixed: Fixed, x: Operand, out: Var, line: str) -> OnEncoded:
     """An array, encoded: written over what a ref holds, or its initial contents."""
-
-    def encoded(value: Value) -> Value:
-        return fixed.encode(jnp.asarray(value, x.aval.dtype))
-
-    return OnEncoded([x], out, line, encoded, rounds=True)
+    return OnEncoded([x], out, line, fixed.encode, rounds=True)
 
 
 def decode(fixed: Fixed, s: Operand, out: Var, line: str) -> OnEncoded:
@@ -87,13 +82,7 @@ def decode(fixed: Fixed, s: Operand, out: Var, line: str) -> OnEncoded:
 
 def plus(fixed: Fixed, s: Operand, x: Operand, sign: int, out: Var, line: str) -> OnEncoded:
     """The sum of an encoded value and an array (`sign` -1: the difference)."""
-
-    def added(s: Value, x: Value) -> Value:
-        return fixed.plus(s, _jax.as_array(x), sign)
-
-    def subtracted(s: Value, x: Value) -> Value:
-        return fixed.plus(s, _jax.as_array(x), -sign)
-
+    added, subtracted = (functools.partial(fixed.plus, sign=by) for by in (sign, -sign))
     return OnEncoded([s, x], out, line, added, subtracted, (1, sign), rounds=True)
 
 

@@ -17,7 +17,7 @@ from refs import _jax
 from refs._reversible.encoded import Meaning, Moved, encode, negative, plus
 from refs._reversible.equations import Equation
 from refs._reversible.fixed import Fixed
-from refs._reversible.inverses import SAME
+from refs._reversible.inverses import NAME, SAME
 from refs._reversible.nodes import Node, Operand, State, Var, variables
 from refs._reversible.pieces import part_of
 from refs._reversible.places import Literal
@@ -35,7 +35,7 @@ _MOVES = {
     lax.split_p, lax.squeeze_p, lax.stack_p, lax.transpose_p, lax.unstack_p, *SAME,
 }  # fmt: skip
 # What they say doesn't concern the encoded value.
-_PASSING = {_jax.passing_primitives[1], lax.optimization_barrier_p}
+_PASSING = {NAME, lax.optimization_barrier_p}
 
 _ARITHMETIC = {*SUMS, *_MOVES, lax.neg_p, lax.mul_p, lax.div_p}
 

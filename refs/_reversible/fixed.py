@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from refs import _jax
 from refs._types import DType, Value
 from refs.errors import RefTypeError, RefValueError
 
@@ -66,7 +67,7 @@ class Fixed:
         wide, whole = (
             (jnp.float64, jnp.int64) if x.dtype == jnp.float64 else (jnp.float32, jnp.int32)
         )
-        x = _without_derivative(x)
+        x = _jax.as_array(_without_derivative(x))  # JAX gives a number back for a number.
         # The largest float that the integer holds: the conversion of a larger one isn't defined.
         largest = 2.0 ** (jnp.iinfo(whole).bits - 1) * (1 - 2.0 ** -(jnp.finfo(wide).nmant + 1))
         scaled = jnp.round(x.astype(wide) * 2.0**self.bits)
@@ -79,6 +80,7 @@ class Fixed:
 
     def plus(self, s: Value, x: Value, sign: int) -> Value:
         """The encoded value with `x`, an array, added or (`sign` -1) subtracted."""
+        x = _jax.as_array(x)
         # Rounded first, then negated: it must be the same amount that is added and subtracted.
         amount = self.encode(x.astype(jnp.float64) if s.dtype == jnp.int64 else x)
         return s + amount if sign > 0 else s - amount

@@ -139,10 +139,10 @@ def _converted(g: Given) -> Value:
     return lax.convert_element_type(g.result, g.aval.dtype)
 
 
-_, _name_p = _jax.passing_primitives
+_, NAME = _jax.passing_primitives
 _reshard_p, _ = _jax.cast_primitives
 # Their result is their operand, perhaps with a name or elsewhere.
-SAME = {lax.copy_p, lax.sharding_constraint_p, _name_p, _reshard_p}
+SAME = {lax.copy_p, lax.sharding_constraint_p, NAME, _reshard_p}
 
 INVERSES: dict[Primitive, Inverse] = {
     new_version_p: Inverse(_as_before, is_exact=True),

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from refs._origin import Origin
 from refs._reversible.fixed import Fixed
 from refs._reversible.places import Literal
-from refs._types import Aval, Value
+from refs._types import Atom, Aval, Value
 
 if TYPE_CHECKING:
     from refs._reversible.backward import Backward
@@ -210,13 +210,9 @@ def state_of(x: Operand) -> State | None:
     return x.state if isinstance(x, Var) else None
 
 
-def is_smooth(v: Operand) -> bool:
+def is_smooth(v: Operand | Atom) -> bool:
     """Whether values of this type have derivatives."""
-    return is_smooth_type(v.aval)
-
-
-def is_smooth_type(aval: Aval) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.inexact)
+    return jnp.issubdtype(v.aval.dtype, jnp.inexact)
 
 
 def unbroadcast(ct: Value, operand: Operand) -> Value:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from refs import _jax
 from refs._indexing.sharded import sharded_as
 from refs._reversible.nodes import (
     Lookup,
@@ -235,7 +234,7 @@ class Accumulate(Version):
 
     def _added(self, x: Value, amount: Value, leaves: Sequence[Value], sign: int) -> Value:
         # Rounded first, then negated: what is subtracted must be what was added.
-        amount = amount if self.fixed is None else self.fixed.encode(_jax.as_array(amount))
+        amount = amount if self.fixed is None else self.fixed.encode(amount)
         return self._plus(x, amount, leaves, sign)
 
     def _plus(self, x: Value, amount: Value, leaves: Sequence[Value], sign: int) -> Value:
