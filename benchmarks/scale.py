@@ -42,8 +42,9 @@ from scale_programs import BY_HAND, LAYOUTS, OURS, compiled, programs
 from stopwatch import Timing, in_turns, microseconds
 
 import refs
+from refs._buffers.operations import buffer_of
 from refs._explain.hlo import Module
-from refs._jit import ways
+from refs._jit import running
 
 Rows = dict[str, dict[str, Timing]]
 
@@ -164,7 +165,7 @@ def calls(n: int, rounds: int) -> Rows:
 
     both = {
         BY_HAND: (by_hand, lambda: arrays),
-        OURS: (lambda: over_refs(held), lambda: [r._buffer() for r in held]),
+        OURS: (lambda: over_refs(held), lambda: [buffer_of(r) for r in held]),
     }
 
     def measure(call: Callable[[], Any], state: Callable[[], Any]) -> float:
@@ -186,8 +187,8 @@ def calls(n: int, rounds: int) -> Rows:
     def exchange(cells: Any, program: Any) -> Any:
         return real(cells, lambda buffers: (buffers[:], None))
 
-    real = ways.exchange
-    with mock.patch.object(ways, "exchange", exchange):
+    real = running.exchange
+    with mock.patch.object(running, "exchange", exchange):
         alone = in_turns([lambda: microseconds(lambda: over_refs(held), 200)], rounds)
     return {"calls": times, "own": {OURS: alone[0]}}
 

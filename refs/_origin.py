@@ -6,13 +6,14 @@ import contextlib
 import copy
 import os
 import sys
-from types import CodeType
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from refs._types import Aval
+from refs.errors import RefError
 
 _OURS, _JAX, _NUMPY = (
     os.path.dirname(os.path.abspath(file)) + os.sep
@@ -50,14 +51,26 @@ class Origin:
 UNKNOWN = Origin(None, None)
 
 
+def blamed(error: RefError, doing: str, aval: Aval) -> RefError:
+    """An error about an index or a value, with the name and birthplace of the ref of this type."""
+    if getattr(error, "_is_blamed", False):
+        return error
+    told = type(error)(f"{doing} of {origin_of(aval).describe()}: {error}")
+    told._is_blamed = True  # type: ignore[attr-defined]
+    return told
+
+
 def origin_of(aval: Aval) -> Origin:
     """The origin in a ref's type; UNKNOWN for JAX's own ref types and for any other type."""
     return getattr(aval, "origin", UNKNOWN)
 
 
-def user_site() -> Site | None:
-    """The line of the innermost frame that is the user's, not this library's or JAX's."""
-    frame = sys._getframe(1)
+def user_site(frame: FrameType | None = None) -> Site | None:
+    """The line of the innermost frame that is the user's, not this library's or JAX's.
+
+    `frame` is where to begin, by default the caller's.
+    """
+    frame = frame or sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(_NOT_THE_USERS):

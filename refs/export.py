@@ -85,14 +85,13 @@ def export(
     def do_export(*args: Any, **kwargs: Any) -> jax.export.Exported:
         traced = fun.trace(*args, **kwargs) if isinstance(fun, jax.stages.Wrapped) else None
         by_jax = jax.export.export
-        if not isinstance(traced, Traced) or traced._entry.is_plain:
+        if not isinstance(traced, Traced) or traced._program.is_plain:
             make = by_jax(fun, platforms=platforms, disabled_checks=disabled_checks)  # pyright: ignore
             return make(*args, **kwargs)
-        entry = traced._entry
-        _check(entry)
-        flat = _given(entry, traced.placements)
-        given = [flat[k] for k in entry.arguments.ref_leaves]
-        t = entry.transaction
+        of_refs, t = traced._program, traced._form
+        _check(of_refs.name, t)
+        flat = _given(traced)
+        given = [flat[k] for k in of_refs.operands.ref_leaves]
         written, read = ([given[s.argument] for s in slots] for slots in (t.written, t.read))
         n_read = len(read)
         # Symbols that occur in the shape of no other argument must come with an argument, too.
@@ -106,14 +105,14 @@ def export(
         def pure(
             written: list[Value], read: list[Value], args: PyTree, kwargs: PyTree
         ) -> tuple[list[Value], PyTree]:
-            flat = entry.flatten((args, kwargs))
-            operands = entry.executable.operands(flat, written, read[:n_read])
-            new, rest = entry.executable.compiled_undonated(*operands)
-            return new, entry.result(rest, flat)
+            flat = of_refs.in_tree.flatten_up_to((args, kwargs))
+            operands = of_refs.operands.of(flat, written, read[:n_read])
+            new, rest = of_refs.compiled_undonated(*operands)
+            return new, of_refs.result(rest, flat)
 
-        pure.__name__ = pure.__qualname__ = entry.name
+        pure.__name__ = pure.__qualname__ = of_refs.name
         program = jax.jit(pure, donate_argnums=0, keep_unused=True)
-        args, kwargs = entry.in_tree.unflatten([places.get(id(x), x) for x in flat])
+        args, kwargs = of_refs.in_tree.unflatten([places.get(id(x), x) for x in flat])
         make = by_jax(program, platforms=platforms, disabled_checks=disabled_checks)
         return make([*map(_bits, written)], [*map(_bits, read)], args, kwargs)
 
@@ -189,32 +188,34 @@ def _is_ours(given: Any) -> bool:
     return any(isinstance(x, _Place) for x in jax.tree.leaves(args, is_leaf=_is_leaf))
 
 
-def _check(entry: Any) -> None:
-    t = entry.transaction
+def _check(name: str, t: Any) -> None:
     for slot in (*t.written, *t.read):
         if slot.argument is None:
             raise RefTypeError(
-                f"export of `{entry.name}`, which closes over {slot.origin.describe()}: where it "
+                f"export of `{name}`, which closes over {slot.origin.describe()}: where it "
                 "will be called that ref isn't. Pass it as an argument"
             )
     if t.new_origins:
         raise RefTypeError(
-            f"export of `{entry.name}`, which returns {t.new_origins[0].describe()}, a ref that it "
+            f"export of `{name}`, which returns {t.new_origins[0].describe()}, a ref that it "
             "makes: return its value, and make the ref where the program is called"
         )
-    if entry.arguments.packing.selections:
+    if t.packing.selections:
         raise RefTypeError(
-            f"export of `{entry.name}` over refs of a pack: export it over the refs' types, "
+            f"export of `{name}` over refs of a pack: export it over the refs' types, "
             "`refs.tree.abstract(state)`, and call it with any refs"
         )
 
 
-def _given(entry: Any, placements: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+def _given(traced: Traced) -> list[jax.ShapeDtypeStruct]:
     """The types of a call's leaves; a ref in two places has the same one in both."""
     of: dict[int, jax.ShapeDtypeStruct] = {}
     found: list[jax.ShapeDtypeStruct] = []
     for number, aval, place in zip(
-        entry.arguments.ref_places, entry.argument_types, placements, strict=True
+        traced._program.operands.ref_places,
+        traced._told.argument_types,
+        traced.placements,
+        strict=True,
     ):
         shape = _shape(aval, place)
         found.append(shape if number is None else of.setdefault(number, shape))

@@ -357,6 +357,6 @@ def _difference(tree: PyTree, values: PyTree) -> str:
 
 def _fitted(ref: RefLike, value: Value, doing: str) -> Value:
     place = access.place_of_values(ref) if _are_here([ref]) else None
-    with access.blamed(f"tree.{doing}", ref):
+    with access.blames(f"tree.{doing}", ref):
         value = fit(value, ref.shape, ref.dtype, place)
     return value if place is None else _jax.place(value, place, copy=False)

@@ -196,7 +196,7 @@ def test_no_module_comes_through_the_door():
 
 
 # Attributes of namedtuples, of `sys`, and of what `_jax` itself gives.
-NOT_JAXS = {"_asdict", "_replace", "_make", "_getframe"}
+NOT_JAXS = {"_asdict", "_replace", "_make", "_getframe", "_current_frames"}
 
 
 def defined_names(tree):

@@ -306,7 +306,7 @@ def test_sharded_trees(kind):
     tree = {"a": {"w": np.arange(16.0, dtype=np.float32), "v": np.ones(8)}, "c": np.int32(1)}
     state = refs.tree.new_ref(tree, sharding={"a": split, "c": None})
     assert state["a"]["w"].sharding.is_equivalent_to(split, 1)
-    assert not state["c"]._is_placed
+    assert not state["c"]._store.is_placed
     described = refs.tree.abstract(state)
     assert described["a"]["w"].sharding.is_equivalent_to(split, 1)
     assert described["c"].sharding == whole  # it goes along

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs._buffers.handles import is_ours
+from refs._buffers.stores import store_of
 from refs._origin import origin_of
 from refs._types import Buffer, RefLike
 from refs.errors import RefValueError
@@ -39,8 +39,10 @@ def devices_told(doing: str, refs: Sequence[RefLike], leaves: Sequence[Any] = ()
     try:
         yield
     except ValueError as error:
-        ours = [r for r in refs if is_ours(r) and r._part is None]
-        if not ours or _jax.what_is_said(error) != "incompatible devices":
+        if _jax.what_is_said(error) != "incompatible devices":
+            raise
+        ours = [r for r in refs if store_of(r).may_donate and not store_of(r).is_shared]
+        if not ours:
             raise
         places: dict[frozenset[Any], RefLike] = {}
         for ref in ours:

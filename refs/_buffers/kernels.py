@@ -1,208 +1,185 @@
-"""Operations on concrete refs outside any trace: each runs a kernel to which the buffer is donated.
+"""Kernels: the small jitted functions that operations outside of a trace consist of.
 
-A kernel, a small jitted function, is compiled for the static part of an index (the skeleton) and
-called with the rest, its operands, so that a new index of the same kind doesn't recompile. JAX's
-own jit caches by shapes and dtypes. Operations with the commonest indices come from `quick.py`, and
-have kernels of their own.
+A kernel is compiled for the key of an index (see `locate`) and called with its operands, so that a
+new index of the same kind doesn't recompile. JAX's own jit caches by shapes and dtypes. The kernel
+of an update donates the buffer.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
-from refs._buffers.devices import check_devices
-from refs._buffers.exchange import Busy, call_reading, exchange_one, patiently
-from refs._buffers.handles import buffer_of, is_ours, sharding_of, update_native
-from refs._buffers.parts import (
-    Shape,
-    part_of,
-    reading_part,
-    updating_apart,
-    updating_part,
-    with_start,
-)
-from refs._buffers.signals import deliver, without_interrupts
-from refs._indexing.index import Index
-from refs._types import Buffer, DType, Indexer, RefLike, Sharding, Value
+from refs._buffers.lens import WHOLE, Lens, Part
+from refs._buffers.signals import without_interrupts
+from refs._indexing.locate import index_of, is_inside, is_simple
+from refs._indexing.numbers import converted
+from refs._indexing.values import WIDE, fit
+from refs._types import Buffer, DType, Sharding, Value
+
+_MOST = 1024  # kernels of one kind of refs that are kept
 
 
-def read(
-    ref: RefLike, index: Index, out_sharding: Sharding | jax.sharding.PartitionSpec | None = None
-) -> jax.Array:
-    """A copy of the indexed part: the handle's own buffer is never given away."""
-    skeleton, operands = index.split()
-    kernel = reader(skeleton, ref.dtype, out_sharding, _shape_of_part(ref))
-    return run_reader(ref, kernel, operands) if is_ours(ref) else kernel(buffer_of(ref), operands)
+class Updater(NamedTuple):
+    """A kernel that updates a buffer.
+
+    Attributes:
+      run: `run([buffer], operands, value)` returns `([new buffer], old part)`; only a "swap" has an
+        old part, for PRNG keys as bits, and other methods have None. If the lens is a `Part`,
+        `operands` are `(where the value begins, operands of the index)`.
+      shape: the shape of the part that the index names: `value` has it, or is a scalar.
+    """
+
+    run: Callable[..., Any]
+    shape: tuple[int, ...]
 
 
-def update(ref: RefLike, index: Index, method: str, operand: Value) -> None:
-    """`ref.at[index].<method>(operand)`."""
-    skeleton, operands = index.split()
-    run = run_updater if is_ours(ref) else _update_native
-    run(ref, updater(ref, method, skeleton, _shape_of_part(ref)), operands, operand)
+class Kernels:
+    """The kernels of refs alike, each made when it is first used.
+
+    Attributes:
+      shape, dtype: those of the refs.
+      is_wide: whether the dtype has 64 bits.
+      is_simple: whether they are on one device, and places in them are int32.
+      updaters: by method and by the key of an index: those that run as users' programs mostly do,
+        without a setting of JAX's that looks for errors.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: DType, lens: Lens, sharding: Sharding | None):
+        self.shape, self.dtype, self._lens, self._sharding = shape, dtype, lens, sharding
+        self.is_wide, self.is_simple = dtype in WIDE, sharding is None and is_simple(shape)
+        self._readers: dict[Any, Callable[..., jax.Array]] = {}
+        self.updaters: defaultdict[str, dict[Any, Updater]] = defaultdict(dict)
+        self._unusual: dict[Any, Updater] = {}
+
+    @property
+    def alone(self) -> Kernels:
+        """Those for what a ref has of a buffer, as an array of its own."""
+        if not isinstance(self._lens, Part):
+            return self
+        return kernels_of(self.shape, self.dtype, WHOLE, self._sharding)
+
+    def reader(self, key: Any, out_sharding: Any = None) -> Callable[..., jax.Array]:
+        """The kernel that copies what an index names: `kernel(buffer, operands)`."""
+        found = self._readers.get(key if out_sharding is None else (key, out_sharding))
+        return found or self._keep_reader(key, out_sharding)
+
+    def updater(self, key: Any, method: str) -> Updater:
+        """The kernel of `ref.at[...].<method>(value)`, or of a "swap"."""
+        if _jax.runs_compiled():
+            known = self.updaters[method]
+            return known.get(key) or _keep(known, key, self._updater(key, method, None))
+        way = _jax.is_jit_disabled(), _jax.looks_for_nans()
+        found = self._unusual.get((key, method, way))
+        return found or _keep(self._unusual, (key, method, way), self._updater(key, method, way))
+
+    def prepared(self, value: Value, shape: tuple[int, ...]) -> Value:
+        """A value to be written to a part of this shape: an array of the dtype that fits it.
+
+        Raises:
+          RefTypeError, RefValueError: if there is none.
+        """
+        kind = type(value)
+        if kind is _jax.ArrayImpl or kind is np.ndarray:
+            given = value.shape
+            if (given == shape or given == ()) and value.dtype == self.dtype:
+                # JAX reads NumPy's array when the caller may have changed it.
+                return value.copy() if kind is np.ndarray and self.is_simple else value
+        elif kind in _NUMBERS:
+            return converted(value, self.dtype)
+        is_divided = self._sharding is not None and shape == self.shape
+        return fit(value, shape, self.dtype, _on_device(self._sharding) if is_divided else None)
+
+    def _keep_reader(self, key: Any, out_sharding: Any) -> Callable[..., jax.Array]:
+        kept_by = key if out_sharding is None else (key, out_sharding)
+        return _keep(self._readers, kept_by, self._reader(key, out_sharding))
+
+    def _reader(self, key: Any, out_sharding: Any) -> Callable[..., jax.Array]:
+        index, lens, inside = index_of(key, self.shape), self._lens, is_inside(key)
+
+        def read_kernel(buffer: Buffer, operands: Any) -> jax.Array:
+            at, operands = operands if isinstance(lens, Part) else (None, operands)
+            x = lens.get(buffer, at, inside)
+            found = index.join(list(operands)).read(x, out_sharding)
+            return jnp.copy(found) if index.is_whole else found
+
+        return jax.jit(read_kernel)
+
+    def _updater(self, key: Any, method: str, way: tuple[bool, bool] | None) -> Updater:
+        index, lens, inside = index_of(key, self.shape), self._lens, is_inside(key)
+        # While JAX looks for NaNs it may run a program that has made some a second time.
+        is_disabled, looks_for_nans = way or (False, False)
+
+        def update_kernel(held: list[Buffer], operands: Any, value: Value) -> Any:
+            [buffer] = held
+            at, operands = operands if isinstance(lens, Part) else (None, operands)
+            x, named = lens.get(buffer, at, inside), index.join(list(operands))
+            old = _jax.unwrap_keys(named.read(x)) if method == "swap" else None
+            if method != "apply":
+                value = fit(value, index.result_shape, self.dtype)
+            if method == "subtract":
+                value = jnp.negative(value)
+            new = named.update(x, _OF_ARRAYS.get(method, method), value)
+            return [lens.put(buffer, new, at)], old
+
+        place = self._sharding
+        run: Any = jax.jit(
+            update_kernel,
+            donate_argnums=() if looks_for_nans else 0,
+            keep_unused=True,
+            out_shardings=None if place is None else (place, None),
+        )
+        if is_disabled:
+            run = functools.partial(_apart, update_kernel)
+        if looks_for_nans and isinstance(lens, Part):
+            run = functools.partial(_checking_its_own, run, lens)
+        return Updater(without_interrupts(run) if way is None else run, index.result_shape)
 
 
-def swap(ref: RefLike, index: Index, value: Value) -> jax.Array:
-    """Overwrites the indexed part and returns its old value, as one atomic operation."""
-    skeleton, operands = index.split()
-    run = run_updater if is_ours(ref) else _update_native
-    old = run(ref, updater(ref, "swap", skeleton, _shape_of_part(ref)), operands, value)
-    return _jax.wrap_keys(old, ref.dtype)
+def _keep(known: dict[Any, Any], key: Any, made: Any) -> Any:
+    if len(known) >= _MOST:
+        known.clear()
+    known[key] = made
+    return made
 
 
-def _shape_of_part(ref: RefLike) -> Shape | None:
-    """The shape of a packed ref: its kernels take a part of a buffer. None for any other ref."""
-    return None if part_of(ref) is None else ref._shape
+def _apart(kernel: Callable[..., Any], held: list[Buffer], operands: Any, value: Value) -> Any:
+    """A kernel's results without jit: its new buffer is no array that somebody else has."""
+    # The update may return `value` itself, or lie where it does.
+    [x], old = kernel(held, operands, value)
+    new = jnp.copy(x)
+    return [jax.device_put(new, held[0].sharding) if held[0].committed else new], old
 
 
-def run_updater(
-    ref: RefLike, kernel: Callable[..., Any], operands: Sequence[Value] | np.ndarray, value: Value
+def _checking_its_own(
+    kernel: Callable[..., Any], lens: Part, held: list[Buffer], operands: Any, value: Value
 ) -> Any:
-    """Replaces the buffer of a ref of ours by the kernel's result; returns the rest of that.
-
-    Raises:
-      RefStateError: if the ref's value has been lost.
-      RefValueError: if an operand lies on other devices than the ref.
-    """
-    try:
-        given = operands if ref._part is None else with_start(ref, operands)
-        try:
-            return exchange_one(ref._cell, kernel, given, value)
-        except Busy:
-            # No lambda: what it closes over would take longer in each call.
-            return patiently(partial(exchange_one, ref._cell, kernel, given, value), [ref])
-    except (RuntimeError, ValueError):
-        # It also says so if the value was lost.
-        check_devices(ref, ref._buffer(), (operands, value))
-        raise
+    """A kernel's results, where JAX looks for NaNs in what this ref has of the buffer alone."""
+    with _jax.not_looking_for_nans():
+        [new], old = kernel(held, operands, value)
+        bits = lens.bits(new, operands[0])
+    jnp.copy(bits)
+    return [new], old
 
 
-def _update_native(ref: RefLike, kernel: Callable[..., Any], *operands: Any) -> Any:
-    try:
-        [[buffer], rest] = kernel([buffer_of(ref)], *operands)
-        update_native(ref, buffer)
-        return rest
-    except (RuntimeError, ValueError):
-        check_devices(ref, buffer_of(ref), operands)
-        raise
-    finally:
-        deliver(before_the_end=True)
+def _on_device(place: Any) -> Any:
+    """A sharding as one of the device's memory, from which values are written."""
+    return place.with_memory_kind("device") if _jax.is_of_host(place) else place
 
 
-def run_reader(
-    ref: RefLike, kernel: Callable[..., jax.Array], operands: Sequence[Value] | np.ndarray
-) -> jax.Array:
-    """What the kernel reads from the buffer of a ref of ours.
-
-    Raises:
-      RefStateError, RefValueError: as `run_updater`.
-    """
-    given = operands if ref._part is None else with_start(ref, operands)
-    try:
-        return call_reading(ref._cell, kernel, given)
-    except Busy:
-        return patiently(partial(call_reading, ref._cell, kernel, given), read=[ref])
-    except (RuntimeError, ValueError):
-        check_devices(ref, ref._buffer(), operands)  # It also says so if the value was lost.
-        raise
+_OF_ARRAYS = {"swap": "set", "subtract": "add"}  # methods of refs -> of `Index.update`
+_NUMBERS = frozenset([bool, int, float])
 
 
 @functools.lru_cache(maxsize=4096)
-def reader(
-    skeleton: Index,
-    dtype: DType,
-    out_sharding: Sharding | jax.sharding.PartitionSpec | None = None,
-    part: Shape | None = None,
-) -> Callable[..., jax.Array]:
-    """The kernel that copies the indexed part of a buffer: `kernel(buffer, index operands)`.
-
-    That of a packed ref, whose shape is `part`, is called `kernel(buffer, (start, operands))`.
-    """
-
-    def read_kernel(x: jax.Array, operands: list[Value]) -> jax.Array:
-        x = _jax.in_device_memory(_jax.wrap_keys(x, dtype))
-        found = skeleton.join(operands).read(x, out_sharding)
-        return jnp.copy(found) if skeleton.is_whole else found
-
-    return jax.jit(read_kernel if part is None else reading_part(read_kernel, part))
-
-
-def updater(
-    ref: RefLike, method: str, skeleton: Index, part: Shape | None = None
-) -> Callable[..., Any]:
-    """The kernel that updates a ref's buffer: `kernel([buffer], index operands, operand)`.
-
-    It returns `([new buffer], old part)`, for PRNG keys as bits; only a `swap` has an old part, and
-    other methods have None. The buffer is donated, except while JAX looks for NaNs: then JAX may
-    run the kernel again. `part`: as for `reader`.
-    """
-    is_jitted, is_donated = not _jax.is_jit_disabled(), not _jax.looks_for_nans()
-    if part is not None and not is_donated:
-        return updating_apart(ref, updater(ref, method, skeleton))
-    return _updater(method, skeleton, sharding_of(ref), ref.dtype, is_jitted, is_donated, part)
-
-
-@functools.lru_cache(maxsize=4096)
-def _updater(
-    method: str,
-    skeleton: Index,
-    sharding: Sharding | None,
-    dtype: DType,
-    is_jitted: bool,
-    is_donated: bool,
-    part: Shape | None,
-) -> Callable[..., Any]:
-    def update_kernel(
-        held: list[Buffer], operands: list[Value], value: Value
-    ) -> tuple[list[Buffer], Value | None]:
-        index, given = skeleton.join(operands), _jax.wrap_keys(held[0], dtype)
-        x = _jax.in_device_memory(given)
-        old = _jax.unwrap_keys(index.read(x)) if method == "swap" else None
-        new = index.update(x, "set" if method == "swap" else method, value)
-        new = _jax.in_memory_of(given, new)
-        return [_jax.unwrap_keys(new)], old
-
-    def op_by_op(
-        held: list[Buffer], operands: list[Value], value: Value
-    ) -> tuple[list[Buffer], Value | None]:
-        # Without jit the update may return `value` itself, or lie where it does: so it is copied,
-        # and moved to the ref's device.
-        [x], old = kernel(held, operands, value)
-        new = jnp.copy(x)
-        return [jax.device_put(new, held[0].sharding) if held[0].committed else new], old
-
-    kernel = update_kernel if part is None else updating_part(update_kernel, part)
-    if not is_jitted:
-        return op_by_op
-    donated = 0 if is_donated else ()
-    shardings = None if sharding is None else (sharding, None)
-    return without_interrupts(
-        jax.jit(kernel, donate_argnums=donated, keep_unused=True, out_shardings=shardings)
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def skeleton_of(shape: tuple[int, ...], kinds: tuple[Any, ...]) -> Index:
-    """The static part of an index of these kinds, see `quick.py`; without any, of the whole."""
-
-    def like(kind: Any) -> Indexer:
-        match kind:
-            case None:
-                return 0
-            case 0:
-                return slice(None)
-            case ("at", shape):
-                return np.zeros(shape, np.int32)
-            case _:
-                size, step = kind
-                return slice(0, size * step, step)
-
-    return Index.parse(tuple(map(like, kinds)), shape).split()[0]
+def kernels_of(
+    shape: tuple[int, ...], dtype: DType, lens: Lens, sharding: Sharding | None
+) -> Kernels:
+    return Kernels(shape, dtype, lens, sharding)

@@ -1,24 +1,17 @@
-"""Records of which calls hold or read a ref's buffer, and whether waiting for them can ever end.
+"""Records of which calls hold or read a ref's buffer.
 
-Each exchange of buffers (see `exchange.py`) that is under way has a record, as has each reader and
-each callback. A thread's records are a list, the outermost first: a signal handler, a finalizer or
-a callback begins an exchange inside another. Blocks that lend buffers end in any order and on any
-thread, so all of them are in one list, `lent_out`, and each removes itself.
+Each exchange of several buffers (see `exchange.py`) that is under way has a record, as has each
+reader and each callback. A thread's records are a list, the outermost first: a signal handler, a
+finalizer or a callback begins an exchange inside another. Blocks that lend buffers end in any order
+and on any thread, so all of them are in one list, `lent_out`, and each removes itself.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
-from types import FrameType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
-
-from refs import _jax
-from refs._types import RefLike
-from refs.errors import RefStateError
 
 # The list that holds a ref's buffer; empty while the buffer is taken.
 Cell = list[Any]
@@ -58,17 +51,17 @@ class Record(NamedTuple):
 
 
 class _OfThread(threading.local):
-    """The current thread's records: each a plain tuple or a cell, which `_as_records` makes one of.
+    """The current thread's records, as plain tuples: a `Record` takes longer to make.
 
-    A `Record` takes longer to make, and few are ever looked at.
+    Few are ever looked at.
     """
 
     def __init__(self) -> None:
-        self.records: list[tuple[Sequence[Cell], Sequence[Cell], bool] | Cell] = []
+        self.records: list[tuple[Sequence[Cell], Sequence[Cell], bool]] = []
         _of_threads[threading.get_ident()] = self.records
 
 
-_of_threads: dict[int, list[tuple[Sequence[Cell], Sequence[Cell], bool] | Cell]] = {}
+_of_threads: dict[int, list[tuple[Sequence[Cell], Sequence[Cell], bool]]] = {}
 mine = _OfThread()
 
 
@@ -96,12 +89,21 @@ class Lent:
 lent_out: list[Lent] = []
 
 
-def _is_lent_here(cell: Cell) -> bool:
+def is_lent_here(cell: Cell) -> bool:
+    """Whether a block of the current thread lends the buffer in a cell."""
     return any(x.is_mine() and x.reads(cell) for x in [*lent_out])
 
 
-def _all_records() -> Iterator[Record]:
-    return chain.from_iterable(map(_as_records, [*_of_threads.values()]))
+def all_records() -> Iterator[tuple[int, Record]]:
+    """All records, each after the number of its thread."""
+    for thread, records in [*_of_threads.items()]:
+        for record in _as_records(records):
+            yield thread, record
+
+
+def my_records() -> list[Record]:
+    """Those of the current thread, the outermost first."""
+    return _as_records(mine.records)
 
 
 def _as_records(records: list[Any]) -> list[Record]:
@@ -109,107 +111,44 @@ def _as_records(records: list[Any]) -> list[Record]:
 
 
 def _as_record(r: Any) -> Record:
-    if type(r) is list:
-        return Record((r,), (), False)
     return r if isinstance(r, Record) else Record(*r)
 
 
-def wait_for_readers(cells: Sequence[Cell]) -> bool:
-    """Waits until the buffers taken from these cells have no readers; False if that takes long.
+def wait_for_readers(cells: Sequence[Cell]) -> None:
+    """Waits until the buffers taken from these cells have no readers.
 
-    No new readers come, because the cells are empty. A reader without callbacks finishes by itself:
-    it gets 0.1 s, because one that this very thread has interrupted never finishes. (Nor does a
-    block of this thread's.) A reader with callbacks may wait for other calls: a callback doesn't
-    wait for it at all, and other code only until some callback waits for a ref, perhaps for one of
-    these.
-    """
-    n, begun = 0, time.monotonic()
-    while True:
-        reading = [r for r in (*_all_records(), *lent_out) if any(map(r.reads, cells))]
-        if not reading:
-            return True
-        if all(r.calls_back for r in reading):
-            if _callback_waited_at[0] > begun or _is_callback():
-                return False
-        elif time.monotonic() > begun + 0.1 or any(map(_is_lent_here, cells)):
-            return False
-        time.sleep(2.0 ** min(n, 10) * 1e-6 if n > 10 else 0)
-        n += 1
-
-
-_callback_waited_at = [0.0]  # when a callback has last waited for a ref
-
-
-def note_callback_waits() -> None:
-    """Makes exchanges that wait for readers put their buffers back, if this is a callback."""
-    if _is_callback():
-        _callback_waited_at[0] = time.monotonic()
-
-
-def check_may_wait(ref: RefLike, writes: bool) -> None:
-    """Refuses to wait for a call or a block that waits for the current code, which uses a ref.
+    No new readers come, because the cells are empty. But a reader may wait for what this call has
+    taken: one that runs callbacks, one that this very thread has interrupted, or a block of it that
+    lends a buffer. So the wait ends after 0.1 s.
 
     Raises:
-      RefStateError: if a call beneath this one on this thread's stack holds the ref, or a block of
-        this thread lends it, or if this is a callback and a call with callbacks holds it.
+      Busy: if there are readers then. The buffers must be put back, for a while.
     """
-    cell = ref._cell
-    is_read = writes and cell  # Those that read wait for nobody who reads.
-    doing, has = ("reading", Record.reads) if is_read else ("updating", Record.takes)
-    if is_read and _is_lent_here(cell):
-        raise RefStateError(
-            f"write to {ref._aval.origin.describe()} inside a block `with refs.tree.borrow(...)` "
-            "that lends its buffer: it would wait for the block's end. Write it after the block"
-        )
-    if any(has(r, cell) for r in _as_records(mine.records)):
-        who = "a callback of that call" if _is_callback() else "code that interrupted that call"
-    elif _is_callback() and any(r.calls_back and has(r, cell) for r in _all_records()):
-        who = "a callback"
-    else:
-        return
-    raise RefStateError(
-        f"use of {ref._aval.origin.describe()}, which a call is {doing} right now, by {who}: the "
-        "call can't end before this does. Pass it as an argument of `refs.io_callback`, which is "
-        "given its memory, or use it when the call has returned"
-    )
+    end = time.monotonic() + 0.1
+    while any(r.reads(cell) for r in _readers() for cell in cells):
+        if time.monotonic() > end or any(map(is_lent_here, cells)):
+            raise Busy(READ)
+        time.sleep(1e-6)
 
 
-def check_not_read(refs: Iterable[RefLike]) -> None:
-    """Refuses a callback's write to a ref that a program with callbacks, perhaps its own, reads.
+def _readers() -> Iterator[Any]:
+    yield from (record for _, record in all_records())
+    yield from [*lent_out]
 
-    Raises:
-      RefStateError: if one of the refs is read by a running program, and this is a callback.
-    """
-    for ref in refs if readers else ():
-        if any(r.calls_back and r.reads(ref._cell) for r in _all_records()) and _is_callback():
-            raise RefStateError(
-                f"write to {ref._aval.origin.describe()} by a callback, while a call with "
-                "callbacks reads it: it would wait for that call, and the call for this. Return "
-                "the new value from the callback, or write it when the call has returned"
-            )
 
+READ = "read"  # what Busy says of a buffer that is being read
 
 # A mark in a thread's records: a callback of a running program has begun those after it. It takes
 # and reads nothing itself.
-_CALLBACK = Record((), (), False)
+CALLBACK = Record((), (), False)
 
 
 def called_back(callback: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`callback(*args, **kwargs)`, for a user's function that a running program calls."""
     records = mine.records
     try:
-        records += (_CALLBACK,)
+        records += (CALLBACK,)
         found = callback(*args, **kwargs)  # as in `exchange.call_reading`
         return found
     finally:
         del records[-1]
-
-
-def _is_callback() -> bool:
-    """Whether a running program, JAX's or ours, has called the current code."""
-    if any(r is _CALLBACK for r in mine.records):
-        return True
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _jax.is_callback_frame(frame):
-        frame = frame.f_back
-    return frame is not None

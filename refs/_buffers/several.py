@@ -1,7 +1,7 @@
 """Exchanges of the buffers of several handles as one atomic operation.
 
-Handles may be ours or JAX's own. JAX's aren't thread-safe: they get their new buffers one after the
-other when the exchange has ended.
+The refs of a pack share a buffer: what is done with each is done with a copy of its part, which is
+put back in the end.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import jax
 
 from refs import _jax
 from refs._buffers.devices import check_devices
-from refs._buffers.exchange import Busy, exchange, patiently
-from refs._buffers.handles import buffer_of, is_ours, update_native
-from refs._buffers.kernels import reader, skeleton_of, updater
-from refs._buffers.parts import on_parts, part_of, value_of
-from refs._buffers.records import Lent, lent_out, look, readers
-from refs._buffers.signals import defer
-from refs._indexing.values import fit
+from refs._buffers.exchange import Busy, exchange
+from refs._buffers.records import Lent, lent_out, readers
+from refs._buffers.signals import defer, without_interrupts
+from refs._buffers.stores import Store, store_of
+from refs._buffers.waiting import patiently
+from refs._indexing.locate import EVERYTHING
 from refs._types import Buffer, RefLike, Value
 
 
@@ -43,19 +42,20 @@ def exchange_refs(
     Raises:
       RefStateError: if a ref has ended, or waiting for it would never end.
     """
-    given = [*written, *read]
-    has_parts = any(part_of(ref) is not None for ref in given)
+    refs = [*written, *read]
 
     def attempt() -> Any:
-        of_refs = [*map(_cell_of, given)]
+        stores = [*map(store_of, refs)]
         # Packed refs share cells; for other refs these are just their cells, in order.
-        distinct = {id(cell): cell for cell in of_refs}
+        distinct = {id(store.cell): store.cell for store in stores}
         order = {key: k for k, key in enumerate(distinct)}
-        places = [order[id(cell)] for cell in of_refs]
+        places = [order[id(store.cell)] for store in stores]
         cells = [*distinct.values()]
         n = len({*places[: len(written)]})
-        before = [*map(look, cells[:n])]
-        run = on_parts(written, read, places, call) if has_parts else call
+        before = [[*cell] for cell in cells[:n]]
+        run = call
+        if any(store.is_shared for store in stores):
+            run = _on_parts(stores[: len(written)], stores[len(written) :], places, call)
 
         def checked(held: list[Buffer], read_buffers: list[Buffer]) -> tuple[Any, Any]:
             if objection is not None:
@@ -70,21 +70,59 @@ def exchange_refs(
                 cells[:n], checked, (read_buffers,), cells[n:], read_buffers, calls_back
             )
         finally:
-            for ref, k in zip(written, places, strict=False):
-                _give_native(ref, cells[k], before[k])
+            for store, k in zip(stores, places[: len(written)], strict=False):
+                store.settle(before[k])
 
     return patiently(attempt, written, [*read, *looked_at])
 
 
-def _give_native(ref: RefLike, cell: list[Buffer], old: Buffer | None) -> None:
-    """Gives a handle of JAX's own what has come into its temporary cell."""
-    if not is_ours(ref) and cell[0] is not old:
-        update_native(ref, cell[0])
+def _on_parts(
+    written: Sequence[Store],
+    read: Sequence[Store],
+    places: Sequence[int],
+    call: Callable[[list[Buffer], list[Buffer]], tuple[Sequence[Buffer], Any]],
+) -> Callable[[list[Buffer], list[Buffer]], tuple[Sequence[Buffer], Any]]:
+    """`call` over what each ref has of a buffer, as a function of the buffers in distinct cells.
+
+    `places` say for each ref, the written ones first, which of these buffers is in its cell.
+    """
+
+    def call_on_parts(held: list[Buffer], read_buffers: list[Buffer]) -> tuple[list[Buffer], Any]:
+        buffers = [*held, *read_buffers]
+        if any(x.is_deleted() for x in buffers):
+            raise Busy  # A value is lost: waiting raises the error for it.
+        values = [s.bits(buffers[k]) for s, k in zip((*written, *read), places, strict=True)]
+        before, read_parts = values[: len(written)], values[len(written) :]
+        parts = [*before]
+        try:
+            _, rest = call(parts, read_parts)
+        finally:
+            # An interrupt between two of them would leave one new and the other old.
+            try:
+                defer()
+            finally:
+                for store, k, old, new in zip(written, places, before, parts, strict=False):
+                    if new is not old:
+                        _put_back(held, k, store, new)
+        return held, rest
+
+    return call_on_parts
 
 
-def _cell_of(ref: RefLike) -> list[Buffer]:
-    """A ref's cell; a temporary one for a handle of JAX's own."""
-    return ref._cell if is_ours(ref) else [buffer_of(ref)]
+def _put_back(held: list[Buffer], k: int, store: Store, bits: Buffer) -> None:
+    if store.at is None:
+        held[k] = bits
+    else:
+        with _jax.not_looking_for_nans():  # Others of the pack may have some.
+            held[k : k + 1] = _putter(store.lens)(held[k : k + 1], bits, store.at)
+
+
+@functools.lru_cache(maxsize=4096)
+def _putter(lens: Any) -> Callable[..., list[Buffer]]:
+    def put(held: list[Buffer], bits: Value, at: Value) -> list[Buffer]:
+        return [lens.with_bits(held[0], bits, at)]
+
+    return without_interrupts(jax.jit(put, donate_argnums=0, keep_unused=True))
 
 
 def replaced(
@@ -100,16 +138,19 @@ def replaced(
     """
 
     # The cells of packed refs may be taken for others: their values come with those.
-    taken = {id(ref._cell) for ref in written if is_ours(ref)}
-    beside = [ref for ref in read if is_ours(ref) and id(ref._cell) in taken]
-    apart = [ref for ref in read if ref not in beside]
+    taken = {id(store_of(ref).cell) for ref in written}
+    beside, apart = [], []  # type: ignore[var-annotated]
+    for ref in read:
+        (beside if id(store_of(ref).cell) in taken else apart).append(ref)
 
     def copied(held: list[Buffer], read_buffers: list[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
-        return held, _copies(apart, read_buffers, value_of)
+        parts = [store_of(r).bits(x) for r, x in zip(apart, read_buffers, strict=True)]
+        return held, _copies(apart, parts)
 
     def call(held: list[Buffer], values: list[Buffer]) -> tuple[list[Buffer], Any]:
         # A separate exchange, whose record as a reader is gone when `body` runs.
-        read_cells, read_buffers = [*map(_cell_of, apart)], []  # type: ignore[var-annotated]
+        read_cells = [store_of(ref).cell for ref in apart]
+        read_buffers: list[Buffer] = []
         constants = exchange([], copied, (read_buffers,), read_cells, read_buffers)
         known = dict(zip(map(id, [*beside, *apart]), [*values, *constants], strict=False))
         run = functools.partial(body, _copies(written, held), [known[id(ref)] for ref in read])
@@ -132,13 +173,14 @@ def lent(refs: Sequence[RefLike]) -> Iterator[list[jax.Array]]:
 
     Calls that would update the refs wait until the block ends.
     """
-    cells = [*map(_cell_of, refs)]
+    stores = [*map(store_of, refs)]
+    cells = [store.cell for store in stores]
     blocks, watching, block = lent_out, readers, Lent(cells)
     blocks += (block,)
     watching += (None,)
     try:
         buffers = patiently(lambda: _in_cells(cells), read=refs)
-        values = [value_of(ref, buffer) for ref, buffer in zip(refs, buffers, strict=True)]
+        values = [store.bits(buffer) for store, buffer in zip(stores, buffers, strict=True)]
         yield [_jax.wrap_keys(x, ref.dtype) for ref, x in zip(refs, values, strict=True)]
     finally:
         del watching[-1]
@@ -192,27 +234,23 @@ def _overwrite(refs: Sequence[RefLike], held: list[Buffer], values: Sequence[Val
     Raises:
       RefError: if a value doesn't fit its ref; nothing is written.
     """
-    values = [fit(v, ref.shape, ref.dtype) for ref, v in zip(refs, values, strict=True)]
+    kernels = [store_of(ref).kernels.alone for ref in refs]
+    values = [k.prepared(value, k.shape) for k, value in zip(kernels, values, strict=True)]
     for ref, buffer, value in zip(refs, held, values, strict=True):
         check_devices(ref, buffer, value)
     defer()  # An interrupt between two of them would leave one new and the other old.
-    for k, (ref, value) in enumerate(zip(refs, values, strict=True)):
-        run = updater(ref, "set", skeleton_of(ref.shape, ()))
-        held[k : k + 1], _ = run(held[k : k + 1], [], value)
+    for k, (of_ref, value) in enumerate(zip(kernels, values, strict=True)):
+        held[k : k + 1], _ = of_ref.updater(EVERYTHING, "set").run(held[k : k + 1], (), value)
 
 
-def _copies(
-    refs: Sequence[RefLike],
-    buffers: Sequence[Buffer],
-    value_of: Callable[[RefLike, Buffer], Buffer] = lambda _, buffer: buffer,
-) -> list[Buffer]:
-    """Copies of the values of refs, from these buffers."""
+def _copies(refs: Sequence[RefLike], bits: Sequence[Buffer]) -> list[Buffer]:
+    """Copies of the values of refs, of what they have of buffers."""
     try:
         return [
-            reader(skeleton_of(ref.shape, ()), ref.dtype)(value_of(ref, buffer), [])
-            for ref, buffer in zip(refs, buffers, strict=True)
+            store_of(ref).kernels.alone.reader(EVERYTHING)(x, ())
+            for ref, x in zip(refs, bits, strict=True)
         ]
     except (RuntimeError, ValueError):
-        if any(buffer.is_deleted() for buffer in buffers):
+        if any(x.is_deleted() for x in bits):
             raise Busy from None  # A value is lost: `wait` raises the error for it.
         raise  # pragma: no cover, the memory is full, for one

@@ -8,28 +8,31 @@ calls `defer` first (`without_interrupts`), and the exchange calls `deliver` whe
 from __future__ import annotations
 
 import signal
+import sys
 import threading
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from refs import _jax
-from refs._buffers.records import mine
 
 
 class _Deferral(NamedTuple):
     """Signals that wait.
 
     Attributes:
-      depth: how many exchanges of this thread were under way when it began.
+      exchange: the innermost exchange that was under way when it began: the `id` of its frame.
       handlers: the handlers of the signals that wait, by their numbers.
       replaced: those of them that aren't put back yet; SIGINT's is the first.
       came: the arguments of the handlers that must be called.
     """
 
-    depth: int
+    exchange: int
     handlers: dict[int, Any]
     replaced: list[int]
     came: list[tuple[int, Any]]
 
+
+exchanges: set[CodeType] = set()  # the code of the functions that exchange buffers
 
 # The main thread's: Python handles signals there only.
 deferred: list[_Deferral] = []
@@ -39,35 +42,43 @@ def defer() -> None:
     """Makes signals wait until the exchange that is under way has ended."""
     if threading.current_thread() is not threading.main_thread():
         return
-    depth = max(len(mine.records), 1)
-    if deferred and deferred[-1].depth == depth:
+    exchange = _under_way()
+    if deferred and deferred[-1].exchange == exchange:
         return
     # SIGINT's handler, which raises KeyboardInterrupt, is replaced first and put back last.
     numbers = filter(_is_handled, sorted(signal.valid_signals(), key=signal.SIGINT.__ne__))
     handlers: dict[int, Any] = {n: signal.getsignal(n) for n in numbers}
-    d = _Deferral(depth, handlers, [], [])
+    d = _Deferral(exchange, handlers, [], [])
     deferred.append(d)
     for number in handlers:
         d.replaced.append(number)
         signal.signal(number, lambda *args: d.came.append(args))
 
 
+def _under_way() -> int:
+    """The innermost exchange on the stack: the `id` of its frame, which lives as long. Or 0."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in exchanges:
+        frame = frame.f_back
+    return 0 if frame is None else id(frame)
+
+
 def _is_handled(number: int) -> bool:
     return callable(signal.getsignal(number))
 
 
-def deliver(before_the_end: bool = False) -> None:
-    """Handles the signals that came during an exchange that has ended.
+def deliver() -> None:
+    """Handles the signals that came during the innermost exchange on the stack.
 
-    Those of an exchange around it go on waiting. `before_the_end`: the exchange under way, whose
-    buffers are all in its list, counts as ended.
+    Its buffers are back in their cells, or all in its list. Those that came during an exchange
+    around it go on waiting.
 
     Raises:
       BaseException: what a handler raises. The others are called nevertheless.
     """
     if threading.current_thread() is not threading.main_thread():
         return
-    if not deferred or len(mine.records) - before_the_end >= deferred[-1].depth:
+    if not deferred or deferred[-1].exchange != _under_way():
         return
     d = deferred[-1]
     try:
@@ -84,7 +95,7 @@ def deliver(before_the_end: bool = False) -> None:
             d.handlers[number](number, frame)
         deferred.remove(d)
     except BaseException:
-        deliver(before_the_end)
+        deliver()
         raise
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
-from refs._buffers.handles import sharding_of
+from refs._buffers.stores import store_of
 from refs._callbacks.eager import call_now
 from refs._callbacks.plan import Plan
 from refs._callbacks.primitives import host_callback_p, ref_callback_p
@@ -214,7 +214,7 @@ def _bind(spec: CallbackSpec, name: str, refs: list[RefLike], operands: list[Val
     if spec.device is not None:
         raise RefTypeError(f"{name} with device='gpu' at top level: call it under `refs.jit`")
     for ref in refs:
-        if sharding_of(ref) is not None:
+        if store_of(ref).sharding is not None:
             raise RefValueError(
                 f"{name} on {describe(ref)}, which is spread over devices: each has only a part of "
                 "the memory. Put it in `refs.shard_map`, where every device calls with its own part"

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
-from refs._buffers.handles import is_ours
 from refs._buffers.several import exchange_refs
 from refs._buffers.signals import deliver, without_interrupts
+from refs._buffers.stores import store_of
 from refs._callbacks.failure import Failure, raise_failure
 from refs._callbacks.plan import Plan
 from refs._callbacks.spec import CallbackSpec, keeps_old
@@ -34,8 +34,9 @@ def call_now(spec: CallbackSpec, refs: Sequence[RefLike], operands: Sequence[Val
         try:
             results = _run(plan, refs, roots, operands)
         except BaseException:
-            for k in (k for k, ref in enumerate(refs) if not is_ours(ref)):
-                held[k] = old[k]
+            for k, ref in enumerate(refs):
+                if not store_of(ref).may_donate:
+                    held[k] = old[k]
             raise
         for k, root in enumerate(roots):
             if not _is_on_host(held[k]):
@@ -59,7 +60,8 @@ def _run(
     except BaseException as error:
         if copies is not None:
             _ = [*map(np.copyto, roots, copies)]
-        raise_failure(Failure(error, spec, {}), [] if copies else [*filter(is_ours, refs)])
+        changed = [] if copies else [ref for ref in refs if store_of(ref).may_donate]
+        raise_failure(Failure(error, spec, {}), changed)
     return [jnp.asarray(x) for x in results]
 
 
@@ -71,10 +73,10 @@ def _renew(held: list[Buffer], refs: Sequence[RefLike]) -> None:
     donate: these are copied.
     """
     jit = not _jax.is_jit_disabled()
-    renew = [_alone if jit and is_ours(ref) else jnp.copy for ref in refs]
+    renew = [_alone if jit and store_of(ref).may_donate else jnp.copy for ref in refs]
     new = starmap(operator.call, zip(renew, [*held], strict=True))
     _ = [*map(list.__setitem__, repeat(held), count(), new)]
-    deliver(before_the_end=True)  # Signals don't wait for the callback.
+    deliver()  # Signals don't wait for the callback.
 
 
 _alone = without_interrupts(jax.jit(lambda x: x, donate_argnums=0, keep_unused=True))

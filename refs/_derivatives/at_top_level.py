@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs._buffers.handles import buffer_of, is_ours
+from refs._buffers.operations import buffer_of
 from refs._buffers.several import holding, replace
 from refs._callbacks.failure import failures_told
 from refs._discharge.op_by_op import OpByOp
@@ -87,8 +87,6 @@ class _AtTopLevel(OpByOp):
         buffer = value = None
         while buffer is None or buffer_of(ref) is not buffer:  # Another thread may write.
             buffer, value = buffer_of(ref), super().read(ref)
-            if not is_ours(ref):  # JAX's own refs aren't thread-safe.
-                break
         self._buffers[id(ref)] = buffer
         return value
 
@@ -104,7 +102,7 @@ class _AtTopLevel(OpByOp):
             call = functools.partial(_compiled(primitive, tuple(params.items())), *operands)
         if not (can_fail_itself(primitive) or any(map(can_fail, inner))):
             return call()
-        return holding([*filter(is_ours, self.opened)], call)
+        return holding([*self.opened], call)
 
     def _discharged(
         self, jaxpr: ClosedJaxpr, operands: Sequence[Value], made: dict[Any, Any] | None = None
@@ -118,7 +116,7 @@ class _AtTopLevel(OpByOp):
             (
                 ref
                 for ref, buffer in zip(refs, buffers, strict=True)
-                if is_ours(ref) and buffer is not self._buffers[id(ref)]
+                if buffer is not self._buffers[id(ref)]
             ),
             None,
         )

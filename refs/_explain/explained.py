@@ -46,11 +46,10 @@ _OF_ORDER = "It is XLA's own, and made by hand as well: keep the array in the op
 def explained(
     fun: Callable[..., Any],
     traced: Any,
-    entry: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Explanation:
-    """The report of a function that was traced with these arguments; `entry` is its form."""
+    """The report of a function that was traced with these arguments."""
     arguments = named_arguments(fun, args, kwargs)
     lowered = traced.lower()
     compiled = lowered.compile()
@@ -68,9 +67,9 @@ def explained(
     held = {i: numbers[id(program.refs[k])] for i, k in program.position.items()}
     found = Accesses(program.jaxpr, inputs, held, len(names))
     names += [(origin, aval, "made inside") for origin, aval in found.made.values()]
-    kept = _keeping(entry, numbers, module)
+    kept = {} if traced._program.is_plain else _keeping(traced._form, numbers, module)
     described = [origin.describe() for origin, *_ in names]
-    copied = () if entry.is_plain else entry.copied
+    copied = () if traced._program.is_plain else traced._program.copied
     return Explanation(
         function=_jax.fun_name(fun),
         platform=jax.default_backend(),
@@ -96,11 +95,9 @@ def _numbers(program: Program, arguments: Sequence[RefLike]) -> dict[int, int]:
     return {id(r): given[id(r)] if id(r) in given else next(others) for r in program.refs}
 
 
-def _keeping(entry: Any, numbers: dict[int, int], module: Module) -> dict[int, bool]:
+def _keeping(t: Any, numbers: dict[int, int], module: Module) -> dict[int, bool]:
     """For each ref that is written, by number: whether its memory is kept."""
-    if entry.is_plain:
-        return {}
-    t, aliased, operands = entry.transaction, module.aliases(), entry.arguments.packing.operands
+    aliased, operands = module.aliases(), t.packing.operands
     return {
         numbers[id(t.outers[s.outer])] if s.argument is None else s.argument: n in aliased
         for s, n in zip(t.written, operands, strict=True)

@@ -1,7 +1,7 @@
 """get, set, swap, addupdate and the other in-place updates, of handles and of traced refs alike.
 
-Outside any trace an operation runs at once (`refs._buffers.kernels`). Inside one it becomes JAX's
-own ref primitives (`refs._handles.binding`).
+Outside any trace an operation runs at once (`refs._buffers.operations`). Inside one it becomes
+JAX's own ref primitives (`refs._handles.binding`).
 """
 
 from __future__ import annotations
@@ -12,29 +12,28 @@ import jax
 import jax.numpy as jnp
 
 from refs import _jax
-from refs._buffers import kernels, quick
-from refs._buffers.handles import sharding_of
+from refs._buffers import operations
+from refs._buffers.stores import store_of
 from refs._handles.binding import (
     bind_get,
     bind_whole,
     bind_write,
-    blamed_error,
     describe,
+    explain,
     is_only_whole,
     sharded,
-    tell_of_nan,
 )
 from refs._indexing.index import Index
 from refs._indexing.syntax import Span
-from refs._indexing.values import fit, is_enabled
-from refs._origin import origin_of
+from refs._indexing.values import check_enabled, fit
+from refs._origin import blamed
 from refs._types import Aval, DType, Indexer, RefLike, Sharding, Value
 from refs.errors import RefError, RefEscapeError, RefStateError, RefTypeError
 
 
 def check_ref(ref: RefLike, doing: str) -> Aval:
     """`ref`'s array type, after a check that it is a ref and that it can be used now."""
-    if hasattr(ref, "_cell"):  # A handle of ours, the common case: a fast path.
+    if hasattr(ref, "_store"):  # A handle of ours, the common case: a fast path.
         ref._check()
         if _jax.trace_state.value is None:
             raise RefStateError(
@@ -69,7 +68,7 @@ def escaped(ref: RefLike, doing: str) -> RefEscapeError:
     )
 
 
-class blamed:
+class blames:
     """Adds the ref's name and birthplace to an error raised about an index or a value."""
 
     def __init__(self, doing: str, ref: RefLike):
@@ -79,11 +78,9 @@ class blamed:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, RefError) and not getattr(error, "_is_blamed", False):
+        if isinstance(error, RefError):
             # In no variable: an error and a frame that hold each other would keep the ref alive.
-            raise blamed_error(error, f"{self.doing} of {describe(self.ref)}: {error}") from None
-        if error is not None:
-            tell_of_nan(error, origin_of(jax.typeof(self.ref)))
+            raise blamed(error, self.doing, jax.typeof(self.ref)) from None
 
 
 def get(ref: RefLike, idx: Indexer = None) -> jax.Array:
@@ -105,13 +102,16 @@ def get(ref: RefLike, idx: Indexer = None) -> jax.Array:
     Array([1, 2], dtype=int32)
     """
     idx = ... if idx is None else idx
-    if _is_quick(ref) and (value := quick.try_read(ref, idx)) is not None:
-        return value
-    aval = check_ref(ref, "get")
-    with blamed("get", ref):
-        index = Index.parse(idx, aval.shape)
+    if _runs_now(ref, "get"):
+        try:
+            return operations.read(ref, store_of(ref), idx)
+        except Exception as error:
+            explain(error, ref, idx)
+            raise
+    with blames("get", ref):
+        index = Index.parse(idx, ref.shape)
         index.check_read()
-    return _read(ref, index)
+    return index.finish(bind_get(ref, index))
 
 
 def set(ref: RefLike, idx: Indexer, value: Value) -> None:
@@ -133,10 +133,10 @@ def set(ref: RefLike, idx: Indexer, value: Value) -> None:
     >>> r
     Ref([7., 0., 7.], dtype=float32)
     """
-    if _is_quick(ref) and quick.try_update(ref, ... if idx is None else idx, "set", value):
-        return
-    index, value = _located(ref, idx, value, "set")
-    _write(ref, index, value)
+    if _runs_now(ref, "set"):
+        _update_now(ref, idx, "set", value)
+    else:
+        bind_write(_jax.swap_p, ref, *_located(ref, idx, value, "set"))
 
 
 def swap(ref: RefLike, idx: Indexer, value: Value) -> jax.Array:
@@ -148,17 +148,16 @@ def swap(ref: RefLike, idx: Indexer, value: Value) -> jax.Array:
     >>> refs.swap(r, 0, 9)
     Array(0, dtype=int32)
     """
+    if _runs_now(ref, "swap"):
+        return _update_now(ref, idx, "swap", value)
     index, value = _located(ref, idx, value, "swap")
-    with blamed("swap", ref):
+    with blames("swap", ref):
         index.check_read()
-    if not _jax.at_top_level():
-        if not is_only_whole(ref, index):
-            return index.finish(bind_write(_jax.swap_p, ref, index, value, is_used=True))
-        old = _read(ref, index)
-        _write(ref, index, value)
-        return old
-    with sharded(ref, index):
-        return kernels.swap(ref, index, value)
+    if not is_only_whole(ref, index):
+        return index.finish(bind_write(_jax.swap_p, ref, index, value, is_used=True))
+    old = index.finish(bind_get(ref, index))
+    bind_write(_jax.swap_p, ref, index, value)
+    return old
 
 
 def addupdate(ref: RefLike, idx: Indexer, x: Value) -> None:
@@ -174,44 +173,34 @@ def addupdate(ref: RefLike, idx: Indexer, x: Value) -> None:
     >>> r
     Ref([2., 0., 1.], dtype=float32)
     """
-    if _is_quick(ref) and quick.try_update(ref, ... if idx is None else idx, "add", x):
-        return
-    index, x = _located(ref, idx, x, "addupdate")
-    if not _jax.at_top_level():
-        bind_write(_jax.addupdate_p, ref, index, x)
-        return
-    with sharded(ref, index):
-        kernels.update(ref, index, "add", x)
+    if _runs_now(ref, "addupdate"):
+        _update_now(ref, idx, "add", x)
+    else:
+        bind_write(_jax.addupdate_p, ref, *_located(ref, idx, x, "addupdate"))
 
 
-def _is_quick(ref: RefLike) -> bool:
-    return _jax.trace_state.value is _jax.eval_trace and hasattr(ref, "_cell")
+def _runs_now(ref: RefLike, doing: str) -> bool:
+    """Whether an operation runs at once, after a check that the ref can be used now."""
+    if _jax.trace_state.value is _jax.eval_trace and hasattr(ref, "_store"):
+        return True  # The operation itself finds out whether it can.
+    check_ref(ref, doing)
+    return _jax.at_top_level()
 
 
-def _check_writable(ref: RefLike, doing: str) -> Aval:
-    aval = check_ref(ref, doing)
-    if not is_enabled(aval.dtype):
-        raise RefTypeError(
-            f"{doing} of {describe(ref)}, of dtype {aval.dtype}, where 64-bit types are disabled: "
-            "the new value would have 32 bits. Write it as it was made, in "
-            "`with jax.enable_x64(True):`"
-        )
-    return aval
+def _update_now(ref: RefLike, idx: Indexer, method: str, value: Value) -> Any:
+    try:
+        return operations.update(ref, store_of(ref), ... if idx is None else idx, method, value)
+    except Exception as error:
+        explain(error, ref, ... if idx is None else idx)
+        raise
 
 
 def _located(ref: RefLike, idx: Indexer, value: Value, doing: str) -> tuple[Index, Value]:
-    """(the index of a write, its value in the ref's dtype and the index's `result_shape`)."""
-    aval = _check_writable(ref, doing)
-    with blamed(doing, ref):
-        index = Index.parse(... if idx is None else idx, aval.shape)
-        return index, _fitted(ref, index, value)
-
-
-def _fitted(ref: RefLike, index: Index, value: Value) -> Value:
-    """The value of a write, in the ref's dtype and the index's `result_shape`."""
-    is_divided = index.is_whole and _jax.at_top_level() and sharding_of(ref) is not None
-    place = place_of_values(ref) if is_divided else None
-    return fit(value, index.result_shape, ref.dtype, place)
+    """(the index of a traced write, its value in the ref's dtype and the index's shape)."""
+    with blames(doing, ref):
+        check_enabled(ref.dtype)
+        index = Index.parse(... if idx is None else idx, ref.shape)
+        return index, fit(value, index.result_shape, ref.dtype)
 
 
 def place_of_values(ref: RefLike) -> Sharding:
@@ -237,19 +226,20 @@ def check_method(dtype: DType, method: str) -> None:
 
 def update(ref: RefLike, idx: Indexer, method: str, operand: Value) -> None:
     """`ref.at[idx].<method>(operand)` for all but `set` and `add`."""
-    aval = _check_writable(ref, method)
-    with blamed(method, ref):
-        check_method(aval.dtype, method)
-        index = Index.parse(idx, aval.shape)
-        if method == "subtract":
-            addupdate(ref, index, jnp.negative(_fitted(ref, index, operand)))
+    runs_now = _runs_now(ref, method)
+    with blames(method, ref):
+        check_method(ref.dtype, method)
+        if runs_now and method != "apply":
+            _update_now(ref, idx, method, operand)
             return
+        if method == "subtract":
+            index = Index.parse(idx, ref.shape)
+            addupdate(ref, index, jnp.negative(fit(operand, index.result_shape, ref.dtype)))
+            return
+        check_enabled(ref.dtype)
+        index = Index.parse(idx, ref.shape)
         if method != "apply":
-            operand = _fitted(ref, index, operand)
-            if _jax.at_top_level():
-                with sharded(ref, index):
-                    kernels.update(ref, index, method, operand)
-                return
+            operand = fit(operand, index.result_shape, ref.dtype)
         # A user's function may read refs, this one too: it runs between a read and a write.
         # Elements named twice are updated twice: this needs the block that the arrays index.
         part, rest = index, Index.parse(..., index.result_shape)
@@ -258,8 +248,8 @@ def update(ref: RefLike, idx: Indexer, method: str, operand: Value) -> None:
         elif index.has_arrays:
             part, rest = _halves(index)
         with sharded(ref, index):
-            new = rest.update(_read(ref, part), method, operand)
-    _write(ref, part, new)
+            new = rest.update(get(ref, part), method, operand)
+    set(ref, part, new)
 
 
 def _halves(index: Index) -> tuple[Index, Index]:
@@ -280,27 +270,11 @@ def get_sharded(
     ref: RefLike, idx: Indexer, out_sharding: jax.sharding.PartitionSpec | Sharding
 ) -> jax.Array:
     """Reads `ref[idx]`, sharded over an explicit mesh as `out_sharding`."""
-    aval = check_ref(ref, "get")
-    with blamed("get", ref):
-        index = Index.parse(idx, aval.shape)
-        index.check_read()
     if not _jax.is_on_explicit_mesh(ref):
-        return jax.sharding.reshard(_read(ref, index), out_sharding)
-    if _jax.at_top_level():
-        return kernels.read(ref, index, out_sharding)
+        return jax.sharding.reshard(get(ref, idx), out_sharding)
+    if _runs_now(ref, "get"):
+        return operations.read(ref, store_of(ref), idx, out_sharding)
+    with blames("get", ref):
+        index = Index.parse(idx, ref.shape)
+        index.check_read()
     return index.read(bind_whole(_jax.get_p, ref), out_sharding)
-
-
-def _read(ref: RefLike, index: Index) -> Value:
-    if not _jax.at_top_level():
-        return index.finish(bind_get(ref, index))
-    with sharded(ref, index):
-        return kernels.read(ref, index)
-
-
-def _write(ref: RefLike, index: Index, value: Value) -> None:
-    if not _jax.at_top_level():
-        bind_write(_jax.swap_p, ref, index, value)
-        return
-    with sharded(ref, index):
-        kernels.update(ref, index, "set", value)

@@ -14,20 +14,14 @@ from refs import _jax
 from refs._indexing.index import Index
 from refs._indexing.sharded import sharded_as_part
 from refs._indexing.syntax import Span
-from refs._origin import Origin, origin_of, user_site
-from refs._types import Primitive, RefLike, Value
+from refs._origin import origin_of, user_site
+from refs._types import Indexer, Primitive, RefLike, Value
 from refs.errors import RefError, RefValueError
 
 
 def describe(ref: RefLike) -> str:
     """The ref's name and birthplace, for messages."""
     return origin_of(jax.typeof(ref)).describe()
-
-
-def blamed_error(error: RefError, text: str) -> RefError:
-    blamed = type(error)(text)
-    blamed._is_blamed = True  # type: ignore[attr-defined]
-    return blamed
 
 
 def bind_get(ref: RefLike, index: Index) -> Value:
@@ -40,7 +34,7 @@ def bind_get(ref: RefLike, index: Index) -> Value:
 
 def is_only_whole(ref: RefLike, index: Index) -> bool:
     """True if JAX's ref primitives refuse an index that arrays accept: see `bind_whole`."""
-    if index.has_symbolic_part:
+    if index.has_symbolic_part or index.has_long_place:
         return True
     if not _jax.is_on_explicit_mesh(ref):
         return False
@@ -65,38 +59,33 @@ def bind_whole(primitive: Primitive, ref: RefLike, *value: Value) -> Value:
     return _bind(primitive, ref, Index.parse(..., ref.shape), *value)
 
 
-def tell_of_nan(error: BaseException | None, origin: Origin) -> None:
-    """Raises the error about a NaN in a ref, where JAX's names an operation inside of its use."""
-    is_jaxs = isinstance(error, FloatingPointError) and _jax.looks_for_nans()
-    if not is_jaxs or getattr(error, "_is_told", False):
+def explain(error: BaseException, ref: RefLike, idx: Indexer) -> None:
+    """Says more about an error of JAX's in the use of a ref: a note, or an error of its own.
+
+    Raises:
+      RefValueError: if `error` is about a part of a ref over an explicit mesh.
+    """
+    if isinstance(error, FloatingPointError):
+        error.add_note(
+            f"{describe(ref)}, used at {user_site()}: the value is written or read there"
+        )
+    if isinstance(error, RefError) or _jax.what_is_said(error) != "sharding":
         return
-    told = FloatingPointError(
-        f"{origin.describe()}, used at {user_site()}: a NaN or an infinity is written or read "
-        "there, and JAX looks for them (`jax_debug_nans`, `jax_debug_infs`). JAX itself names a "
-        f"part of the operation: {error}"
+    if not _jax.is_on_explicit_mesh(ref) or Index.parse(idx, ref.shape).is_whole:
+        return
+    told = RefValueError(
+        f"a part of {describe(ref)} at {user_site()}: how it is sharded over the explicit mesh "
+        "doesn't follow from its index and from the ref's own sharding, "
+        f"{jax.typeof(ref).inner_aval.sharding.spec}. Say it, "
+        "`ref.at[i].get(out_sharding=jax.P(…))`; or index the axes that aren't sharded, use the "
+        "whole value, `ref[...]`, or the parts in `refs.shard_map`"
     )
-    told._is_told = True  # type: ignore[attr-defined]
+    told._is_blamed = True  # type: ignore[attr-defined]
     raise told from error
 
 
-class told_of_nan:
-    """Tells JAX's errors about NaNs as what happens to a ref of this origin."""
-
-    def __init__(self, origin: Origin):
-        self.origin = origin
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        tell_of_nan(error, self.origin)
-
-
 class sharded:
-    """Explains JAX's errors about an index of a ref that is sharded over an explicit mesh.
-
-    It also explains those about NaNs.
-    """
+    """Explains JAX's errors about an index of a ref that is sharded over an explicit mesh."""
 
     def __init__(self, ref: RefLike, index: Index):
         self.ref, self.index = ref, index
@@ -105,20 +94,8 @@ class sharded:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if error is None or isinstance(error, RefError):
-            return
-        tell_of_nan(error, origin_of(jax.typeof(self.ref)))
-        is_about_a_part = _jax.what_is_said(error) == "sharding" and not self.index.is_whole
-        if not is_about_a_part or not _jax.is_on_explicit_mesh(self.ref):
-            return
-        raise blamed_error(
-            RefValueError(),
-            f"a part of {describe(self.ref)} at {user_site()}: how it is sharded over the "
-            f"explicit mesh doesn't follow from its index and from the ref's own sharding, "
-            f"{jax.typeof(self.ref).inner_aval.sharding.spec}. Say it, "
-            "`ref.at[i].get(out_sharding=jax.P(…))`; or index the axes that aren't sharded, "
-            "use the whole value, `ref[...]`, or the parts in `refs.shard_map`",
-        ) from error
+        if error is not None:
+            explain(error, self.ref, self.index)
 
 
 def _plain(index: Index) -> Index:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from refs import _jax
-from refs._buffers import exchange
+from refs._buffers import operations
 from refs._handles import access
 from refs._handles.ref import Ref
 from refs._origin import user_site
@@ -60,4 +60,4 @@ def _check_not_tracing(ref: RefLike, doing: str) -> None:
 
 def _end(ref: Ref, how: str) -> jax.Array:
     site = user_site()
-    return _jax.wrap_keys(exchange.end(ref, f"{how} at {site}" if site else how), ref._dtype)
+    return operations.end(ref, f"{how} at {site}" if site else how)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
+from refs._buffers.stores import Store
 from refs._handles import access
-from refs._handles.binding import told_of_nan
 from refs._handles.ref import Ref
 from refs._handles.ref_type import RefType
 from refs._origin import Origin, user_site
@@ -66,8 +66,7 @@ def new_ref(
         )
     origin = Origin(name, user_site())
     is_placed = isinstance(init_val, _jax.ArrayImpl) and init_val.committed
-    with told_of_nan(origin):
-        init_val = as_array(init_val)
+    init_val = as_array(init_val)
     if isinstance(init_val, jax.Array) and memory_space is None:
         memory_space = _jax.memory_space(init_val)
     pinned = {"pin": True} if pin else {}
@@ -86,17 +85,16 @@ def new_ref(
         init_val, copy = _jax.copy_of(init_val), False
     if copy or not isinstance(init_val, jax.Array):
         # JAX's own allocation does what each version needs of a ref's buffer: committed, not weak.
-        with told_of_nan(origin):
-            native = jax.new_ref(init_val, memory_space=memory_space, kind=kind)
+        native = jax.new_ref(init_val, memory_space=memory_space, kind=kind)
         aval, buf = native._aval, _jax.native_buffer(native)
     else:
         aval, buf = (
             _jax.AbstractRef(jax.typeof(init_val), memory_space, kind),
             _jax.commit(init_val),
         )
-    ref = Ref._of(strong_type(aval, origin), buf)
-    ref._is_placed = is_placed or sharding is not None or ref._sharding is not None
-    return ref
+    store = Store.of(buf)
+    store.is_placed = is_placed or sharding is not None or store.sharding is not None
+    return Ref._of(strong_type(aval, origin), store)
 
 
 def empty_ref(
@@ -159,13 +157,17 @@ def _copied(ref: RefLike, memo: Any = None) -> Ref:
 
 
 def like(ref: RefLike, value: Value) -> Ref:
-    """A ref with the name of another one, in memory of the same kind; goes along as that does."""
+    """A new ref with `value`, which nobody else has, and with the name of another one.
+
+    It is in memory of the same kind, and goes along with others if that does.
+    """
     name = getattr(ref, "name", None)
     if not isinstance(ref, Ref) or isinstance(ref, _jax.Tracer):
         return new_ref(value, name=name)
     is_in_host_memory = ref._aval.memory_space == jax.memory.Space.Host
-    made = new_ref(value, name=name, sharding=ref.sharding if is_in_host_memory else None)
-    made._is_placed = ref._is_placed
+    place = ref.sharding if is_in_host_memory else None
+    made = new_ref(value, name=name, sharding=place, copy=False)
+    made._store.is_placed = ref._store.is_placed
     return made
 
 
@@ -199,9 +201,8 @@ def make(value: Value, origin: Origin) -> RefLike:
 
 def adopt(value: jax.Array, origin: Origin) -> Ref:
     """A handle for the value of a ref made in a trace."""
-    ref = Ref._of(_type_of_new(jax.typeof(value), origin), _jax.commit(value))
-    ref._is_placed = value.committed
-    return ref
+    store = Store.of(_jax.commit(value), is_placed=value.committed)
+    return Ref._of(_type_of_new(jax.typeof(value), origin), store)
 
 
 @functools.lru_cache(maxsize=4096)

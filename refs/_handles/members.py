@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
+from refs._buffers.operations import buffer_of, with_buffer
 from refs._handles import access
 from refs._origin import origin_of
 from refs._types import Indexer, RefLike, Value
@@ -190,7 +191,7 @@ def block_until_ready(ref: RefLike) -> RefLike:
     """
     while True:
         ref._check()
-        buffer = ref._buffer()
+        buffer = buffer_of(ref)
         try:
             buffer.block_until_ready()
             return ref
@@ -210,12 +211,14 @@ def devices(ref: RefLike) -> AbstractSet[Any]:
 
 def is_fully_addressable(ref: RefLike) -> bool:
     """Whether this process can read all of the ref: whether no part is on others' devices only."""
-    return ref._sharding is None or ref._sharding.is_fully_addressable
+    sharding = ref._store.sharding
+    return sharding is None or sharding.is_fully_addressable
 
 
 def is_fully_replicated(ref: RefLike) -> bool:
     """Whether each device has all of the ref."""
-    return ref._sharding is None or ref._sharding.is_fully_replicated
+    sharding = ref._store.sharding
+    return sharding is None or sharding.is_fully_replicated
 
 
 def is_local(ref: RefLike) -> bool:
@@ -243,12 +246,11 @@ def _copy_here(ref: RefLike) -> jax.Array:
     """The ref's value in memory of its own; other processes needn't take part."""
 
     def copied(buffer: jax.Array, _: None) -> jax.Array:
-        parts = [_jax.copy_of_part(shard) for shard in buffer.addressable_shards]
-        return jax.make_array_from_single_device_arrays(buffer.shape, buffer.sharding, parts)
+        bits = ref._store.bits(buffer)
+        parts = [_jax.copy_of_part(shard) for shard in bits.addressable_shards]
+        return jax.make_array_from_single_device_arrays(bits.shape, bits.sharding, parts)
 
-    if ref._part is not None:
-        return access.get(ref)
-    return _jax.wrap_keys(ref._reading(copied, None), ref.dtype)
+    return _jax.wrap_keys(with_buffer(ref, copied), ref.dtype)
 
 
 def refuse_deletion(ref: RefLike, idx: Any) -> NoReturn:

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
-from refs._buffers.parts import Pack, Part, Place, layout_of
+from refs._buffers.operations import buffer_of
+from refs._buffers.stores import Pack, Packed, Place, layout_of
 from refs._handles import access
-from refs._handles.binding import told_of_nan
 from refs._handles.making import as_array, new_ref, strong_type
 from refs._handles.predicates import is_ref
 from refs._handles.ref import Ref
@@ -74,8 +74,7 @@ def pack(tree: PyTree, *, larger_than: int = LARGEST, name: str | None = None) -
             )
         origins.append(Origin((name or "") + jax.tree_util.keystr(path) or None, site))
         try:
-            with told_of_nan(origins[-1]):
-                leaves.append(jnp.asarray(as_array(leaf)))
+            leaves.append(jnp.asarray(as_array(leaf)))
         except (RefTypeError, TypeError):
             place = origins[-1].name or "its root"
             raise RefTypeError(
@@ -124,20 +123,20 @@ def _packed(
     pack = Pack(layout_of(tuple(places)), bases)
     for number, (k, place) in enumerate(zip(leaves, places, strict=True)):
         base = bases[place.base]
-        buffer = base._buffer()
+        buffer = buffer_of(base)
         device = buffer.sharding if buffer.committed else None
         at = jax.device_put(np.int32(place.start), device)
         with jax.enable_x64(True):  # 64-bit dtypes stay.
             shape = jax.ShapeDtypeStruct(place.shape, base.dtype, is_ref=True)
             aval = _jax.shaped_abstractify(shape)
-        part = Part(pack, number, base, place.start, at)
-        pack.refs.append(Ref._of(strong_type(aval, origins[k]), None, part))
+        store = base._store.part(Packed(pack, number), base.dtype, at)
+        pack.refs.append(Ref._of(strong_type(aval, origins[k]), store))
     return dict(zip(leaves, pack.refs, strict=True))
 
 
 def _base(value: np.ndarray, sharding: Any, n: int, site: Any) -> Ref:
     origin = Origin(f"pack of {n} refs of dtype {value.dtype}", site)
-    with jax.enable_x64(True), told_of_nan(origin):
+    with jax.enable_x64(True):
         array = jnp.asarray(value) if sharding is None else jax.device_put(value, sharding)
         base = new_ref(array)
-    return Ref._of(strong_type(base._aval, origin), base._buffer())
+    return Ref._of(strong_type(base._aval, origin), base._store)

@@ -1,4 +1,4 @@
-"""Predicates: a ref, a concrete ref, a view. For a handle of ours, see `_buffers.handles`."""
+"""Predicates: a ref, a concrete ref, a view."""
 
 from __future__ import annotations
 

@@ -16,13 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from refs import _jax
-from refs._buffers import exchange, quick
-from refs._buffers.parts import Part, value_of
-from refs._buffers.records import look
+from refs._buffers import operations
+from refs._buffers.stores import Store
 from refs._handles import access, display, members
 from refs._handles.ref_type import RefType
 from refs._handles.view import ViewMaker
-from refs._indexing.sharded import mesh_sharding
 from refs._indexing.syntax import as_tuple
 from refs._types import DType, Indexer, Value
 from refs.errors import RefStateError, RefTypeError, RefValueError
@@ -31,37 +29,22 @@ from refs.errors import RefStateError, RefTypeError, RefValueError
 class _Fields(_jax.NativeRef):
     """The fields of a handle. They are set here, as `Ref` doesn't let attributes be set."""
 
-    __slots__ = (
-        "_cell", "_device_cell", "_dtype", "_end", "_is_placed", "_is_plain", "_lost", "_own_cell",
-        "_part", "_shape", "_sharding",
-    )  # fmt: skip
+    __slots__ = ("_cell_alone", "_dtype", "_end", "_store")
     _aval: RefType
 
-    def __init__(self, aval: RefType, buf: jax.Array | None, part: Part | None = None):
-        self._aval, self._part = aval, part
+    def __init__(self, aval: RefType, store: Store):
         self._end: str | None = None
-        self._lost: str | None = None
-        self._is_placed = True  # somebody has said where it lies; see `resharding.go_along`
-        # Read in each operation: attributes, as properties would be slower.
-        self._shape, self._dtype = aval.shape, aval.dtype
-        if buf is None:
-            assert part is not None
-            self._sharding, self._is_plain, self._cell = None, True, part.base._cell
-            return
-        # Programs look up these names: that for a cell which no other ref shares, and that for one
-        # on a single device. A packed ref has neither.
-        self._cell = self._own_cell = [_jax.unwrap_keys(buf)]
-        self._note_placement(aval, buf)
+        self._dtype, self._store = aval.dtype, store
+        self._note_placement(aval)
 
-    def _note_placement(self, aval: RefType, buf: jax.Array) -> None:
-        """Sets what depends on where the buffer lies."""
-        self._aval, self._sharding = aval, mesh_sharding(buf.sharding)
-        is_simple = not _jax.is_key(aval.dtype) and not _jax.is_in_host_memory(buf)
-        self._is_plain = self._sharding is None and is_simple
-        if self._sharding is None:
-            self._device_cell = self._cell
-        elif hasattr(self, "_device_cell"):
-            del self._device_cell
+    def _note_placement(self, aval: RefType) -> None:
+        """Sets what depends on where the value lies."""
+        self._aval = aval
+        # Programs look this attribute up: most refs have it.
+        if (cell := self._store.cell_alone) is not None:
+            self._cell_alone = cell
+        elif hasattr(self, "_cell_alone"):
+            del self._cell_alone
 
 
 class Ref(_Fields):
@@ -88,9 +71,9 @@ class Ref(_Fields):
         )
 
     @staticmethod
-    def _of(aval: RefType, buf: jax.Array | None, part: Part | None = None) -> Ref:
-        """A handle on `buf`, or on a part of another ref's buffer."""
-        made: Any = _Fields(aval, buf, part)
+    def _of(aval: RefType, store: Store) -> Ref:
+        """A handle on the value in a store."""
+        made: Any = _Fields(aval, store)
         made.__class__ = Ref  # Last: with `__setattr__`, setting fields takes ten times as long.
         return made
 
@@ -101,48 +84,18 @@ class Ref(_Fields):
             raise RefStateError(f"use of {access.describe(self)}, which {self._end}")
         return self
 
-    @property
-    def _buf(self) -> jax.Array:
-        """The array that JAX looks up and may update: the current one; of a packed ref a copy."""
-        if self._part is not None:
-            copy: Any = self._reading(lambda buffer, _: value_of(self, buffer), None)
-            # JAX calls it when it has run a program that wrote the ref.
-            copy._replace_with = lambda new: access.set(self, ..., new)
-            return copy
-        return _jax.wrap_keys(exchange.current_buffer(self), self._dtype)
-
-    def _reading(self, call: Any, operand: Any) -> Any:
-        """`call(buffer, operand)` on the array in the ref's cell."""
-        self._check()
-        return exchange.patiently(
-            lambda: exchange.call_reading(self._cell, call, operand), read=[self]
-        )
-
-    def _buffer(self) -> jax.Array:
-        """The current array in the ref's cell; the next write may delete it."""
-        while True:
-            buffer = exchange.current_buffer(self)
-            if not buffer.is_deleted():
-                return buffer
-            self._check()  # If it isn't lost, another thread has written meanwhile.
+    # The array that JAX looks up and may update.
+    _buf = property(operations.array_for_jax)
 
     def _check(self) -> None:
         """Raises if the ref has ended, or its value was lost."""
-        cell = self._refs._cell
-        buffer = look(cell)  # None: a call is running.
-        if buffer is not None and buffer.is_deleted() and look(cell) is buffer:
-            lost = self._lost if self._part is None else self._part.base._lost
+        store = self._refs._store
+        if store.is_lost:
+            why = (store.base or store).lost or ": its buffer was donated by hand"
             raise RefStateError(
-                f"use of {access.describe(self)}, whose value was lost"
-                f"{lost or ': its buffer was donated by hand'}. Keep a checkpoint, "
+                f"use of {access.describe(self)}, whose value was lost{why}. Keep a checkpoint, "
                 "`ref[...]`, where a step can fail"
             )
-
-    def _note_loss(self, cause: str) -> None:
-        """Remembers why the value was lost, if it was."""
-        buffer = look(self._cell)
-        if buffer is not None and buffer.is_deleted():
-            self._lost = cause
 
     name = property(members.name)
     nbytes = property(members.nbytes)
@@ -158,12 +111,23 @@ class Ref(_Fields):
     addupdate = members.addupdate  # type: ignore[assignment]
 
     def __getitem__(self, idx: Indexer) -> jax.Array:
-        value = quick.try_read(self, idx)
-        return access.get(self, as_tuple(idx)) if value is None else value
+        if _jax.trace_state.value is not _jax.eval_trace:
+            return access.get(self, as_tuple(idx))
+        try:
+            return operations.read(self, self._store, idx if idx is not None else (None,))
+        except Exception as error:
+            access.explain(error, self, as_tuple(idx))
+            raise
 
     def __setitem__(self, idx: Indexer, value: Value) -> None:
-        if not quick.try_update(self, idx, "set", value):
+        if _jax.trace_state.value is not _jax.eval_trace:
             access.set(self, as_tuple(idx), value)
+            return
+        try:
+            operations.update(self, self._store, idx if idx is not None else (None,), "set", value)
+        except Exception as error:
+            access.explain(error, self, as_tuple(idx))
+            raise
 
     __delitem__ = members.refuse_deletion
     devices = members.devices
@@ -176,16 +140,16 @@ class Ref(_Fields):
 
     def unsafe_buffer_pointer(self) -> int:
         """The address of the ref's memory, as of an array. On several devices each has its part."""
-        if self._sharding is not None and len(self._sharding.device_set) > 1:
+        self._check()
+        sharding = self._store.sharding
+        if sharding is not None and len(sharding.device_set) > 1:
             raise RefValueError(
                 f"the address of {access.describe(self)}, which lies on several devices: each part "
                 "has its own. Inside `with refs.tree.borrow(ref) as x` they are those of the `data`"
                 " of `x.addressable_shards`"
             )
-        if self._part is None:
-            return exchange.current_buffer(self._refs).unsafe_buffer_pointer()
-        start = self._part.start * self._dtype.itemsize
-        return exchange.current_buffer(self._refs).unsafe_buffer_pointer() + start
+        start = self._store.start * self._dtype.itemsize
+        return operations.buffer_of(self).unsafe_buffer_pointer() + start
 
     if TYPE_CHECKING:
         # JAX's class and the ref's type have these at run time.
@@ -231,7 +195,7 @@ class Ref(_Fields):
                 with jax.enable_x64(True), jax.transfer_guard("allow"):
                     text = repr(jnp.asarray(value))
         except RefStateError:
-            state = "lost" if self._cell else "being updated"
+            state = "lost" if self._store.is_lost else "being updated"
             return f"Ref(<{state}>, shape={self.shape}, dtype={self.dtype}{name})"
         lines = text.removeprefix("Array").replace("\n  ", "\n")
         return f"Ref{lines[:-1]}{name})"
@@ -257,21 +221,12 @@ class Ref(_Fields):
     def _as_numpy(self, dtype: DType) -> np.ndarray:
         if _jax.is_key(self._dtype) or not (_jax.at_top_level() or _jax.trace_state.value is None):
             return np.array(self[...], dtype)
-        # Without JAX: when a signal handler reads, JAX itself may have been interrupted.
-        # A copy: on some versions a view cached in the array blocks the next donation.
-        if self._part is None:
-            return self._reading(np.array, dtype)
-        start, size = self._part.start, self.size
-        part = self._reading(np.array, None)[start : start + size]
-        return part.reshape(self._shape).astype(dtype or self._dtype)
+        found = operations.bits_of(self)
+        return found if dtype is None else found.astype(dtype, copy=False)
 
 
 for _name, _operator in (members.OPERATORS | members.CONVERSIONS).items():
     setattr(Ref, f"__{_name}__", _operator)
 
 
-def _array_for_jax(ref: Ref) -> jax.Array:
-    return ref._buf if ref._part is not None else _jax.wrap_keys(ref._buffer(), ref._dtype)
-
-
-_jax.register_handle(Ref, lambda handles: [*map(_array_for_jax, handles)])
+_jax.register_handle(Ref, lambda handles: [operations.array_for_jax(h, True) for h in handles])

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs._buffers import exchange
-from refs._buffers.handles import is_ours
+from refs._buffers.exchange import exchange_one
 from refs._buffers.signals import defer
+from refs._buffers.stores import store_of
+from refs._buffers.waiting import patiently
 from refs._handles import access
 from refs._handles.making import check_memory, strong_type
 from refs._handles.ref import Ref
@@ -52,7 +53,8 @@ def reshard(ref: RefLike, sharding: Placement) -> None:
             f"reshard of {access.describe(ref)}, a ref of JAX's own: make one that can be moved, "
             "`refs.new_ref(ref[...], sharding=sharding)`"
         )
-    if ref._part is not None:
+    store = ref._store
+    if store.is_shared:
         raise RefTypeError(
             f"reshard of {access.describe(ref)}, which lies in the buffer of a pack: make a ref "
             "with a buffer of its own, `refs.new_ref(ref[...], sharding=sharding)`"
@@ -60,7 +62,7 @@ def reshard(ref: RefLike, sharding: Placement) -> None:
 
     check_memory(_jax.is_key(ref.dtype), sharding, ref._aval.origin)
     is_of_others = not getattr(sharding, "is_fully_addressable", True)
-    if ref._is_placed and is_of_others and ref.is_fully_addressable:
+    if store.is_placed and is_of_others and ref.is_fully_addressable:
         raise RefValueError(
             f"reshard of {access.describe(ref)} to devices of other processes: somebody has put it "
             f"on devices of process {jax.process_index()}, and others may have another value. Make "
@@ -74,17 +76,18 @@ def reshard(ref: RefLike, sharding: Placement) -> None:
         aval = _jax.AbstractRef(jax.typeof(value), _jax.memory_space(value), old.kind)
         held[:] = [_jax.unwrap_keys(value)]
         # Until the buffer is back in its cell nobody uses the ref.
-        ref._note_placement(strong_type(aval, old.origin), value)
-        ref._is_placed = True
+        store.see(value)
+        store.is_placed = True
+        ref._note_placement(strong_type(aval, old.origin))
         return held, None
 
-    exchange.patiently(lambda: exchange.exchange_one(ref._cell, moved), written=[ref])
+    patiently(lambda: exchange_one(store.cell, moved), written=[ref])
 
 
 def placement_of(x: RefLike | Value) -> Sharding | None:
     """The sharding of a ref, array or `ShapeDtypeStruct`, if somebody has placed it."""
-    if is_ours(x):
-        return x.sharding if x._is_placed else None
+    if isinstance(x, _jax.NativeRef) and not isinstance(x, _jax.Tracer):
+        return x.sharding if store_of(x).is_placed else None
     is_placed = x.committed if isinstance(x, _jax.ArrayImpl) else hasattr(x, "sharding")
     return x.sharding if is_placed else None
 
@@ -115,8 +118,8 @@ def go_along(refs: Sequence[RefLike], others: Iterable[Any]) -> bool:
     Returns:
       Whether any were moved: not if the rest lies on several sets of devices.
     """
-    alone = [ref for ref in refs if type(ref) is Ref and ref._part is None]
-    free = [ref for ref in alone if not ref._is_placed]
+    alone = [ref for ref in refs if type(ref) is Ref and ref._store.is_movable]
+    free = [ref for ref in alone if not ref._store.is_placed]
     if not free or not _jax.at_top_level():
         return False
     others = [*others]

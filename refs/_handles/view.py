@@ -185,7 +185,7 @@ class RefView:
         else:
             value = access.get(self._ref, index)
         if bounds.mode == "fill":
-            with access.blamed("get", self._ref):
+            with access.blames("get", self._ref):
                 if fill_value is None:
                     fill_value = filling(self.dtype)
                 fill = fit(fill_value, (), self.dtype)
@@ -273,7 +273,7 @@ class RefView:
         shape = access.check_ref(self._ref, doing).shape
         if self._is_in_scalar:
             first, shape = (0, *first), (1,)
-        with access.blamed(doing, self._ref):
+        with access.blames(doing, self._ref):
             index = Index.parse(first, shape, bounds)
             for idx in rest:
                 inner = Index.parse(idx, index.result_shape, bounds)
@@ -296,7 +296,7 @@ class RefView:
         )
 
     def _update_scalar(self, index: Index, method: str, operand: Value) -> None:
-        with access.blamed(method, self._ref):
+        with access.blames(method, self._ref):
             access.check_method(self.dtype, method)
             if method != "apply":
                 operand = fit(operand, index.result_shape, self.dtype)
@@ -310,8 +310,14 @@ class RefView:
             access.set(self._ref, ..., index.update(row, method, operand)[0])
 
     def _update(self, method: str, operand: Value, how: How) -> None:
-        index = self._index(method, _bounds(how), writing=True)
-        if self._is_in_scalar:
+        path = self._given
+        if path is not None and len(path) == 1 and not how:  # The commonest: nothing to compose.
+            index: Any = path[0]
+            is_in_scalar = False
+        else:
+            index = self._index(method, _bounds(how), writing=True)
+            is_in_scalar = self._is_in_scalar
+        if is_in_scalar:
             self._update_scalar(index, method, operand)
         elif method == "set":
             access.set(self._ref, index, operand)

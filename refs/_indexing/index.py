@@ -151,6 +151,11 @@ class Index(NamedTuple):
         ) or not all(map(is_static, self.int_shape))
 
     @property
+    def has_long_place(self) -> bool:
+        """Whether it has an integer of more than 31 bits, for which there may be no dtype."""
+        return any(map(is_long, self.dims))
+
+    @property
     def is_whole(self) -> bool:
         """True for `...`: the value is the array itself."""
         return self.is_plain and all(
@@ -185,9 +190,11 @@ class Index(NamedTuple):
     def split(self) -> tuple[Index, list[Value]]:
         """(the static part, which is hashable; the starts, integers and arrays, as operands)."""
         operands: list[Value] = []
-        skeleton: list[Span | str | None] = []
+        skeleton: list[Span | str | int | None] = []
         for dim, n in zip(self.dims, self.shape, strict=True):
-            if isinstance(dim, Span):
+            if is_long(dim):  # There may be no dtype for it.
+                skeleton.append(dim)
+            elif isinstance(dim, Span):
                 if dim.covers(n):
                     skeleton.append(dim)
                 else:
@@ -206,6 +213,8 @@ class Index(NamedTuple):
         for dim in self.dims:
             if isinstance(dim, Span):
                 dims.append(Span(next(rest), *dim[1:]) if dim.start is None else dim)
+            elif is_static(dim):
+                dims.append(dim)
             else:
                 dims.append(InBounds(next(rest)) if dim == "in bounds" else next(rest))
         return self._replace(dims=tuple(dims))
@@ -328,6 +337,12 @@ def _whole(shape: tuple[int, ...]) -> Index:
 
 def _reshape(x: Value, shape: tuple[int, ...]) -> Value:
     return x if x.shape == shape else lax.reshape(x, shape)
+
+
+def is_long(dim: Span | Value) -> bool:
+    """Whether an entry has a static integer of more than 31 bits."""
+    place = dim.start if isinstance(dim, Span) else dim
+    return is_static(place) and place > np.iinfo(np.int32).max
 
 
 def _operand(i: Value) -> Value:

@@ -106,7 +106,7 @@ def _located(
     starts: list[Value] = []
     for n, size, place in zip(x.shape, access.sizes, access.starts, strict=True):
         if not isinstance(place, Place):
-            starts.append(dtype.type(0 if isinstance(place, Along) else place))
+            starts.append(_of_type(dtype, 0 if isinstance(place, Along) else place))
             continue
         start = narrow(rest.pop(0), widest)
         if place.wraps:
@@ -115,6 +115,11 @@ def _located(
             flags += [start >= 0, start <= jnp.asarray(n - size, start.dtype)]
         starts.append(within(start, n - size) if place.wraps else start)
     return starts, functools.reduce(operator.and_, flags) if flags else None
+
+
+def _of_type(dtype: np.dtype, place: int) -> Value:
+    # Static ones of more than 31 bits stay what they are, for there may be no dtype.
+    return dtype.type(place) if place <= np.iinfo(dtype).max else place
 
 
 def _gather(x: Value, starts: Sequence[Value], access: Access) -> Value:

@@ -134,10 +134,23 @@ def _holds(dtype: DType, value: Value) -> bool:
 
 def is_enabled(dtype: DType) -> bool:
     """Whether JAX now makes arrays of this dtype, and not of 32 bits instead."""
-    return dtype not in _WIDE or bool(jax.config.read("jax_enable_x64"))
+    return dtype not in WIDE or bool(jax.config.read("jax_enable_x64"))
 
 
-_WIDE = {np.dtype(name) for name in ("float64", "complex128", "int64", "uint64")}
+def check_enabled(dtype: DType) -> None:
+    """Refuses a write to a ref whose dtype JAX doesn't make arrays of now.
+
+    Raises:
+      RefTypeError: if it is one of 64 bits, and these are disabled.
+    """
+    if not is_enabled(dtype):
+        raise RefTypeError(
+            f"it is of dtype {dtype}, where 64-bit types are disabled: the new value would have "
+            "32 bits. Write it as it was made, in `with jax.enable_x64(True):`"
+        )
+
+
+WIDE = {np.dtype(name) for name in ("float64", "complex128", "int64", "uint64")}
 _RANKS = {bool: 0, int: 1, float: 2, complex: 3}
 
 

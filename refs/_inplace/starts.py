@@ -44,7 +44,7 @@ def _is_row(eqn: Eqn) -> bool:
 
 
 def _is_read(v: Any, body: Body, users: dict[Any, list[int]]) -> bool:
-    """Whether parts of a slice are read: see `_buffers.parts.taken` for what XLA makes of that."""
+    """Whether parts of a slice are read: see `_buffers.lens.Part` for what XLA makes of that."""
     of_v = [body.eqns[k] for k in users.get(v, ())]
     return any(
         is_read(eqn) or (eqn.primitive is lax.reshape_p and _is_read(eqn.outvars[0], body, users))

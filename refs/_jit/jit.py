@@ -8,7 +8,7 @@ from typing import Any, Unpack, overload
 
 import jax
 
-from refs._jit.executable import Options
+from refs._jit.program import Options
 from refs._jit.programs import compiled
 from refs._jit.types import Jitted, Keywords, P, R_co
 from refs._transactions.signature import Choice, check_callable

@@ -8,13 +8,14 @@ that its refs are those of a pack by a comparison of two lists, which takes 2 µ
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from jax import lax
 
-from refs._buffers.parts import Pack, Part, Place, part_of
-from refs._jit.picking import RefsDiffer, picker
+from refs._buffers.lens import Lens
+from refs._buffers.stores import ALONE, Pack, Packed, Place, store_of
 from refs._origin import origin_of
 from refs._types import RefLike, Value
 
@@ -35,6 +36,7 @@ class Packing:
       selections: the refs of each pack that the program touches.
       bases: the origins of the bases that are written.
       holders: the refs whose buffers the operands are, while the function is traced.
+      layouts: of these refs; none if all have the commonest.
       operands: for each slot that is written: the number of the operand that holds its value.
       numbers: the same, but None if that is a base.
     """
@@ -45,20 +47,28 @@ class Packing:
         """`leaf_of` gives for the id of a ref that is an argument the position of its leaf."""
         touched: dict[int, list[RefLike]] = {}
         for ref in (*written, *read):
-            if (part := part_of(ref)) is not None:
-                touched.setdefault(id(part.pack), []).append(ref)
+            if (packed := store_of(ref).packed) is not None:
+                touched.setdefault(id(packed.pack), []).append(ref)
         self.selections = [Selection(refs, written, leaf_of) for refs in touched.values()]
-        packs = [refs[0]._part.pack for refs in touched.values()]
+        packs = [_packed(refs[0]).pack for refs in touched.values()]
         pairs = [*zip(self.selections, packs, strict=True)]
         bases = [pack.bases[k] for s, pack in pairs for k in s.written]
         bases_read = [pack.bases[k] for s, pack in pairs for k in s.read]
-        alone, alone_read = ([r for r in refs if part_of(r) is None] for refs in (written, read))
+        alone, alone_read = (
+            [r for r in refs if not store_of(r).is_shared] for refs in (written, read)
+        )
         self.holders: list[RefLike] = [*bases, *alone, *bases_read, *alone_read]
+        layouts = [store_of(ref).layout for ref in self.holders]
+        self.layouts = [] if all(layout == ALONE for layout in layouts) else layouts
         position = {id(r): k for k, r in enumerate(self.holders)}
         self._written = [_Where.of(ref, position) for ref in written]
         self.bases = [origin_of(base._aval) for base in bases]
         self.operands = [w.operand for w in self._written]
         self.numbers = [None if w.place else w.operand for w in self._written]
+
+    def facts(self) -> Any:
+        """What the forms of one program have in common."""
+        return self.layouts, self._written, [s.facts() for s in self.selections]
 
     def per_operand(self, of_bases: Sequence[T], of_slots: Sequence[T]) -> list[T]:
         """An item for each operand that is written, of those for bases and for slots."""
@@ -68,11 +78,13 @@ class Packing:
     def joined(self, state: Sequence[Value], values: Sequence[Value]) -> list[Value]:
         """The new operands that are written, from the old ones and the slots' new values."""
         of_base: list[list[tuple[Place, Value]]] = [[] for _ in self.bases]
+        alone: list[Value] = []
         for w, value in zip(self._written, values, strict=True):
-            if w.place is not None:
+            if w.place is None:
+                alone.append(w.lens.put(state[w.operand], value))
+            else:
                 of_base[w.operand].append((w.place, value))
-        bases = [_overwritten(x, parts) for x, parts in zip(state, of_base, strict=False)]
-        return self.per_operand(bases, values)
+        return [*map(_overwritten, state[: len(of_base)], of_base), *alone]
 
 
 class Selection:
@@ -85,45 +97,48 @@ class Selection:
     def __init__(
         self, refs: Sequence[RefLike], written: Sequence[RefLike], leaf_of: dict[int, int]
     ):
-        pack: Pack = refs[0]._part.pack
-        places, is_written = pack.layout.places, {*map(id, written)}
-        changed = {places[r._part.number].base for r in refs if id(r) in is_written}
+        pack, is_written = _packed(refs[0]).pack, {*map(id, written)}
+        changed = {_packed(r).place.base for r in refs if id(r) in is_written}
         self.written = sorted(changed)
-        self.read = sorted({places[r._part.number].base for r in refs} - changed)
+        self.read = sorted({_packed(r).place.base for r in refs} - changed)
         given = [r for r in refs if id(r) in leaf_of]
-        self._layout, self._numbers = pack.layout, [r._part.number for r in given]
-        self._pick = picker([leaf_of[id(r)] for r in given])
+        self._layout, self._numbers = pack.layout, [_packed(r).number for r in given]
+        self._places = [leaf_of[id(r)] for r in given]
+        self._pick = picker(self._places)
         # A program keeps the refs that its function closes over, and no arguments.
         self._outer = [r for r in refs if id(r) not in leaf_of]
         self._pack = pack if self._outer else None
 
+    def facts(self) -> Any:
+        """What the forms of one program have in common."""
+        outer = [*map(id, self._outer)]
+        return self._layout, self._numbers, self._places, outer, self.written, self.read
+
     def pack(self, flat: list[Any]) -> Pack:
         """The pack of a call with these leaves, after `checked_pack`."""
-        return self._pack or self._pick(flat)[0]._part.pack
+        return self._pack or _packed(self._pick(flat)[0]).pack
 
-    def checked_pack(self, flat: list[Any]) -> Pack:
+    def checked_pack(self, flat: list[Any]) -> Pack | None:
         """The pack of a call with these leaves.
 
-        Raises:
-          RefsDiffer: if its refs aren't those of one pack, laid out as the program has them, or if
-            one of them has ended.
+        None if its refs aren't those of one pack, laid out as the program has them, or if one of
+        them has ended.
         """
         pack = self._pack
         if self._numbers:
             given = self._pick(flat)
             try:
-                pack = given[0]._part.pack
+                pack = _packed(given[0]).pack
                 is_given = given == self._expected(pack, type(given))
             except (AttributeError, TypeError, ValueError):
-                # No ref of ours, or one that isn't packed, or arrays in the places of others.
-                raise RefsDiffer from None
+                return None  # No ref of ours, or not packed, or arrays in the places of others.
             if not is_given or pack is not (self._pack or pack):
-                raise RefsDiffer
+                return None
         assert pack is not None
         if pack.n_ended:
             refs = [*self._outer, *(pack.refs[n] for n in self._numbers)]
             if any(r._end is not None for r in refs):
-                raise RefsDiffer
+                return None
         return pack
 
     def _expected(self, pack: Pack, kind: type) -> Sequence[RefLike] | None:
@@ -135,34 +150,50 @@ class Selection:
 
 
 class _Where(NamedTuple):
-    """Which operand has a slot's value, and, if that is a base, in which place."""
+    """Which operand has a slot's value, and how; if that is a base, in which place."""
 
     operand: int
+    lens: Lens
     place: Place | None
 
     @staticmethod
     def of(ref: RefLike, position: dict[int, int]) -> _Where:
-        part = part_of(ref)
-        return _Where(position[id(holder_of(ref))], part and part.pack.layout.places[part.number])
+        store = store_of(ref)
+        place = store.packed and store.packed.place
+        return _Where(position[id(holder_of(ref))], store.lens, place)
+
+
+def _packed(ref: RefLike) -> Packed:
+    """Where a packed ref lies. Raises AttributeError if it is none of ours, or isn't packed."""
+    packed = ref._store.packed
+    if packed is None:
+        raise AttributeError
+    return packed
 
 
 def holder_of(ref: RefLike) -> RefLike:
     """The ref whose buffer holds a ref's value: itself, or the base that it is packed in."""
-    part = part_of(ref)
-    return ref if part is None else part.base
-
-
-def part_in(x: Value, part: Part) -> Value:
-    """The value of a packed ref, in the buffer of its base."""
-    _, start, shape = part.pack.layout.places[part.number]
-    return lax.slice(x, (start,), (start + math.prod(shape),)).reshape(shape)
+    packed = store_of(ref).packed
+    return ref if packed is None else packed.pack.bases[packed.place.base]
 
 
 def same_packs(refs: Sequence[RefLike]) -> tuple[int | None, ...]:
     """For each ref the number of its pack among those of the refs; None if it isn't packed."""
     numbers: dict[int, int] = {}
-    parts = [*map(part_of, refs)]
-    return tuple(None if p is None else numbers.setdefault(id(p.pack), len(numbers)) for p in parts)
+    all_packed = [store_of(ref).packed for ref in refs]
+    return tuple(
+        None if p is None else numbers.setdefault(id(p.pack), len(numbers)) for p in all_packed
+    )
+
+
+def picker(places: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
+    """A function that picks the items at these positions of a list, as a list or a tuple."""
+    places = list(places)
+    if not places:
+        return lambda flat: ()
+    if places == list(range(places[0], places[-1] + 1)):
+        return itemgetter(slice(places[0], places[-1] + 1))
+    return itemgetter(*places)
 
 
 def _overwritten(x: Value, parts: Sequence[tuple[Place, Value]]) -> Value:

@@ -21,12 +21,12 @@ from refs._discharge.interpreter import Context
 from refs._discharge.program import Program, discharges
 from refs._handles.predicates import is_ref
 from refs._inplace import run_in_place
-from refs._jit.executable import TypesDiffer
+from refs._jit.program import TypesDiffer, kinds_of
 from refs._jit.staged import Staged, Staging
 from refs._tracing.touch_analysis import Rules, uses_refs
 from refs._tracing.trace import advised, strip_refs
 from refs._transactions.signature import Choice, are_arrays
-from refs._types import ClosedJaxpr, PyTree, PyTreeDef, Value
+from refs._types import ClosedJaxpr, PyTreeDef, Value
 
 # Returns a function that another object keeps alive.
 GetFun = Callable[[], Callable[..., Any]]
@@ -38,10 +38,10 @@ class Plain:
     The function's trace tells whether it touches other refs: closed over, made inside, returned. If
     there are none, JAX alone runs the function. If the function makes all of them for itself,
     perhaps in a transformation such as `refs.grad`, which leaves none of them in the trace, its
-    form is the `discharged` one, in place. For any other function, an `Entry` is made of the trace.
+    form is the `discharged` one, in place. Of any other function's trace a `Program` is made.
 
     Attributes:
-      static, is_alone, flatten: as those of an `Entry`.
+      forms, types: the kinds of arguments that it is for.
       captured: the values of an enclosing trace that it closes over.
       is_discharged: whether the function makes refs for itself, which are gone.
       is_seen: whether the trace around it is to see what it does: touch refs, or call back.
@@ -54,13 +54,11 @@ class Plain:
     def __init__(
         self,
         get_fun: GetFun,
-        static: Any,
-        flatten: Callable[[PyTree], list[Any]],
         chosen: Choice,
         keywords: Mapping[str, Any],
     ):
         self._get_fun, self._chosen, self._keywords = get_fun, chosen, keywords
-        self.static, self.is_alone, self.flatten = static, True, flatten
+        self.forms = self.types = set[Any]()
         self.captured: Sequence[Value] = ()
         self.is_discharged = self.is_seen = False
         self._asks = asks = object()
@@ -89,14 +87,13 @@ class Plain:
         self.compiled = jax.jit(traced, **static_ones, **keywords)
 
     @staticmethod
-    def call(form: Plain, flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call with arguments of types that the function has been traced for."""
-        return form.compiled(*args, **kwargs)
+    def types_of(flat: list[Any]) -> Any:
+        """What it is for, of a call with these leaves."""
+        return kinds_of(flat)
 
-    @staticmethod
-    def run(form: Plain, flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call, whether or not the function has been traced for it."""
-        return form._ask(form.compiled, args, kwargs)
+        return self._ask(self.compiled, args, kwargs)
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
         """The trace as JAX gives it, with all of the user's keywords."""
@@ -151,7 +148,7 @@ class Plain:
             leaves = [*captured, *jax.tree.leaves((args, kwargs))]
             return tree.unflatten(run_in_place(closed, leaves))
 
-        form = Plain(lambda: pure, self.static, self.flatten, self._chosen, self._keywords)
+        form = Plain(lambda: pure, self._chosen, self._keywords)
         form.is_discharged = True
         form._capture(captured)
         return form
@@ -169,9 +166,9 @@ class Plain:
         """Whether the function, as far as it was traced, returns refs."""
         return bool(self._returned)
 
-    def fits(self, call: Any) -> bool:
-        """Whether it fits the refs of a call: it fits calls without refs."""
-        return not call.refs
+    def knows(self, kinds: Any, call: Any) -> bool:
+        """Whether it is for a call with arguments of these kinds."""
+        return kinds in self.forms and not call.refs
 
     def _ask(self, what: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         token = _asking.set(self._asks)

@@ -8,6 +8,7 @@ import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import jax
 
@@ -17,22 +18,20 @@ from refs._discharge.op_by_op import is_staged
 from refs._handles.access import check_ref
 from refs._handles.ref import Ref
 from refs._handles.resharding import go_along
-from refs._jit.dispatch import Methods, NoForm, dispatcher
-from refs._jit.entry import Entry
-from refs._jit.executable import Options
+from refs._jit.dispatch import Bucket, Methods, Table, dispatcher
 from refs._jit.inner import Inner, key_of
-from refs._jit.kinds import is_like, kind_of, quick_key, shapes_of_refs
 from refs._jit.plain import GetFun, Plain
+from refs._jit.program import Options, Program, TypesDiffer, is_like, kinds_of
+from refs._jit.running import carefully, quick_call
 from refs._jit.staged import Staged, staged
 from refs._jit.stages import Lowered, Traced
-from refs._jit.ways import carefully, prepare
 from refs._tracing.discharged import with_lines
 from refs._tracing.trace import Call, ref_type, trace
 from refs._tracing.weak_memo import WeakMemo
 from refs._transactions.calls import in_transaction
 from refs._transactions.nested import call_inside
 from refs._transactions.signature import NO_STATIC, Choice, Static, check_call
-from refs._types import ClosedJaxpr, PyTreeDef, RefLike, Value
+from refs._types import ClosedJaxpr, RefLike, Value
 from refs.errors import RefStateError, RefTypeError
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def compiled(
 
 def _made(*given: Any) -> tuple[Programs, Any]:
     programs = Programs(*given)
-    return programs, dispatcher(programs)
+    return programs, dispatcher(programs.table, programs)
 
 
 def _calling(_: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -85,20 +84,11 @@ class Programs:
 
     def __init__(self, fun: GetFun, static: Choice, donate: Choice, options: Options):
         self._get_fun, self._static, self._donate, self._options = fun, static, donate, options
-        self.has_static = bool(static.nums or static.names)
-        self._entries: dict[tuple[Any, ...], list[Any]] = {}  # each item an `Entry` or a `Plain`
-        # For calls in another trace, of a function that touches refs and takes none: JAX's jit of
-        # the function as it is, since the other trace is to see each access.
-        self._inner: dict[tuple[Any, ...], Plain] = {}
-        # For calls in another trace that give refs.
-        self._given_refs: dict[tuple[Any, ...], Inner | None] = {}
-        # By the structure and the arrays' types only, without a look at the refs; where several
-        # entries have these, by the shapes of the refs, too.
-        self._quick: dict[tuple[Any, ...], Entry | Plain | dict[Any, Entry | Plain]] = {}
-        self._tree: PyTreeDef | None = None  # the arguments' structure, while all entries share one
-        self.forget: Callable[[], None] = lambda: None  # drops the form that the dispatcher holds
-        # For a method: its compiled functions for instances that are no pytrees, by identity.
-        self.instances: dict[int, Callable[..., Any]] = {}
+        self.table = Table(static)
+        # For calls in another trace. Of a function that touches refs and takes none: JAX's jit of
+        # the function as it is, since the other trace is to see each access. And those with refs.
+        self._inner: dict[tuple[Any, ...], Plain | Inner | None] = {}
+        self._is_method: WeakKeyDictionary[type, bool] = WeakKeyDictionary()  # of which classes
 
     @property
     def _fun(self) -> Callable[..., Any]:
@@ -118,16 +108,17 @@ class Programs:
             return bound.trace(*args[1:], **kwargs)  # type: ignore[attr-defined]
         static, rest_args, rest_kwargs = self.take_static(args, kwargs)
         call = Call.of(rest_args, rest_kwargs, runs=False)
-        entry = self._entry(static, call)
-        if _jax.is_jit_disabled() and not entry.is_plain:
+        program, kinds = self._program(static, call, is_compiled=False)
+        if _jax.is_jit_disabled() and not program.is_plain:
             raise RefStateError(
-                f"trace of `{entry.name}` under `jax.disable_jit`, where a function is run as it "
+                f"trace of `{program.name}` under `jax.disable_jit`, where a function is run as it "
                 "is: trace, lower or compile it outside"
             )
-        traced = entry.trace(args, kwargs) if entry.is_plain else entry.trace(call.flat)
-        has_refs = not entry.is_plain or entry.is_discharged
+        given = (args, kwargs) if program.is_plain else (kinds, call.flat)
+        traced = program.trace(*given)
+        has_refs = not program.is_plain or program.is_discharged
         effectful = functools.partial(self._effectful, static, call) if has_refs else None
-        return Traced(entry, traced, self._fit, call.flat, effectful)
+        return Traced(program, kinds, traced, self._fit, call.flat, effectful)
 
     def _effectful(self, static: Static | None, call: Call) -> ClosedJaxpr:
         """The function's jaxpr over refs."""
@@ -147,35 +138,31 @@ class Programs:
         from refs._explain.explained import explained
 
         traced = self.trace(*args, **kwargs)
-        return explained(self._fun, traced, traced._entry, args, kwargs)
+        return explained(self._fun, traced, args, kwargs)
 
     def clear_cache(self) -> None:
         """Forgets every compiled program of this function."""
-        self.forget()
-        for known in (self._entries, self._inner, self._given_refs, self._quick, self.instances):
-            known.clear()
-        self._tree = None
+        self.table.clear()
+        self._inner.clear()
 
     def _cache_size(self) -> int:
-        return len(self._all())
+        return sum(len(program.forms) for program in self.table.programs())
 
     def of_instance(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         """The compiled method for the first argument, if that is an instance and no pytree.
 
         It closes over the instance weakly, and is dropped with it.
         """
-        instance = args[0] if args else None
-        if id(instance) in self.instances:
-            return self.instances[id(instance)]
-        if not jax.tree_util.all_leaves([instance]) or not any(
-            inspect.unwrap(getattr(value, "fget", value)) is self._fun  # pyright: ignore
-            for base in type(instance).__mro__
-            for value in vars(base).values()
-            if callable(value) or isinstance(value, property)
-        ):
+        instance, instances = args[0] if args else None, self.table.instances
+        if id(instance) in instances:
+            return instances[id(instance)]
+        kind = type(instance)
+        if kind not in self._is_method:
+            self._is_method[kind] = _is_method(kind, self._fun)
+        if not self._is_method[kind] or not jax.tree_util.all_leaves([instance]):
             return None
         try:
-            found = weakref.ref(instance, functools.partial(_forget, self.instances, id(instance)))
+            found = weakref.ref(instance, functools.partial(_forget, instances, id(instance)))
         except TypeError:
             raise RefTypeError(
                 f"call of the method {self._fun.__name__} on a {type(instance).__name__}, which is "
@@ -188,88 +175,73 @@ class Programs:
             return self._fun(found(), *args, **kwargs)
 
         static, donate = self._static.without_first(), self._donate.without_first()
-        self.instances[id(instance)] = call = compiled(bound, static, donate, self._options)
+        instances[id(instance)] = call = compiled(bound, static, donate, self._options)
         return call
 
     # -- for calls, see `dispatch.py` ------------------------------------------------------------
 
     def take_static(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], known: Static | None = None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Static | None, tuple[Any, ...], dict[str, Any]]:
-        """The static arguments, `known` itself if they are equal to that, and the rest."""
-        if not self.has_static:
+        """The static arguments and the rest.
+
+        Raises:
+          RefTypeError, RefValueError: if one of them can't be static.
+        """
+        if not (self._static.nums or self._static.names):
             return None, args, kwargs
         found, args, kwargs = self._static.split(args, kwargs)
-        try:
-            same = found == known
-        except Exception:  # Arrays, for one: they have no truth value, and can't be static.
-            same = False
-        return known if same else found.checked(), args, kwargs
+        return found.checked(), args, kwargs
 
-    def find(
-        self, static: Static | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, list[Any]]:
-        """The entry for arguments like those of an earlier call, or NoForm; and their leaves."""
-        if (tree := self._tree) is not None:
-            try:  # It takes a tenth of the time of what doesn't know the structure.
-                flat = tree.flatten_up_to((args, kwargs))
-            except ValueError:
-                tree = None
-        if tree is None:
-            flat, tree = jax.tree.flatten((args, kwargs))
-        try:
-            found = self._quick.get(quick_key(static, tree, flat))
-        except (TypeError, OverflowError):  # something that is no array
-            return NoForm, flat
-        if type(found) is dict:
-            found = found.get(shapes_of_refs(flat))
-        return found or NoForm, flat
-
-    def find_or_make(
-        self, static: Static | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, list[Any]]:
-        """The entry for any arguments, made and compiled if need be; and their leaves."""
-        call = Call.of(args, kwargs)
-        entry = self._entry(static, call)
-        key = quick_key(static, call.tree, call.flat)
-        known = self._quick.setdefault(key, entry)
-        if known is not entry:
-            known = known if isinstance(known, dict) else {}
-            known[shapes_of_refs(call.flat)] = entry
-            self._quick[key] = known
-        if entry.is_plain:
-            return entry, call.flat
-        for ref in entry.arguments.refs_of(call.flat):
-            check_ref(ref, "call")  # those closed over, too
-        entry.compile_ahead(call.flat)
-        return entry, call.flat
-
-    def call_otherwise(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call with jit disabled, inside another trace, or while JAX looks for NaNs."""
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call for which no quick one was found."""
+        at_top_level = _jax.at_top_level()
         if _jax.is_jit_disabled():
             return self._fun(*args, **kwargs)
         if (bound := self.of_instance(args)) is not None:
             return bound(*args[1:], **kwargs)
         static, rest_args, rest_kwargs = self.take_static(args, kwargs)
         call = Call.of(rest_args, rest_kwargs)
-        if _jax.at_top_level():
-            entry = self._entry(static, call)
-            if entry.is_plain:
-                return entry.run(entry, call.flat, args, kwargs)
-            entry.compile_ahead(call.flat)
-            return carefully(entry, call.flat, is_debugging=_jax.looks_for_nans())
+        if not at_top_level:
+            return self._call_inside(static, call, args, kwargs)
+        is_debugging = _jax.looks_for_nans()
+        for _ in range(_ATTEMPTS):
+            program, _ = self._program(static, call, is_compiled=True)
+            bucket = self.table.bucket(static, call.tree)
+            if program.is_plain:
+                result = program.run(args, kwargs)
+                self.table.set_ready(bucket, program)
+                return result
+            for ref in program.operands.refs_of(call.flat):
+                check_ref(ref, "call")  # those closed over, too
+            try:
+                result = carefully(program, call.flat, is_debugging=is_debugging)
+            except TypesDiffer:  # pragma: no cover, another thread has placed a ref elsewhere
+                continue
+            if not is_debugging:
+                self.table.set_ready(bucket, program)
+            return result
+        raise TypesDiffer  # pragma: no cover, the same
+
+    def _call_inside(
+        self, static: Static | None, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call in the trace of another function."""
         if not call.refs:
-            key = self._key(static, call)
-            known = (e for e in self._entries.get(key, ()) if e.is_plain)
-            plain = self._inner.get(key) or next(known, None)
+            kinds = self._kinds(static, call)
+            key = (static, call.tree, kinds)
+            bucket = self.table.bucket(static, call.tree)
+            known = (p for p in bucket.programs if p.is_plain and kinds in p.forms)
+            plain: Any = self._inner.get(key) or next(known, None)
             if plain is None or not plain.is_of_this_trace:
                 plain = self._plain(static, call).inside(*self._arguments(static, call))
+                plain.forms.add(kinds)
                 if plain.is_seen or plain.captured:
                     self._inner[key] = plain
                 else:
-                    plain = self._add(key, call, plain)
+                    plain = self._first(bucket, plain, kinds, call)
             if not plain.returns_refs:
-                return plain.run(plain, call.flat, args, kwargs)
+                return plain.run(args, kwargs)
 
         def inside(refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
             given = call._replace(refs=[*refs], leaves=[*leaves])
@@ -291,56 +263,37 @@ class Programs:
         except (TypeError, OverflowError):
             check_call(f"call of `{_jax.fun_name(self._fun)}`", static or NO_STATIC, call)
             raise  # pragma: no cover, as all else is a key
-        if key not in self._given_refs:
+        if key not in self._inner:
             options = o._asdict() | {"compiler_options": None}
-            self._given_refs[key] = Inner.of(self._fun, static or NO_STATIC, call, **options)
-        return self._given_refs[key]
+            self._inner[key] = Inner.of(self._fun, static or NO_STATIC, call, **options)
+        return self._inner[key]  # type: ignore[return-value]
 
     # -- the programs ---------------------------------------------------------------------------
 
-    def _entry(self, static: Static | None, call: Call) -> Any:
-        """The entry for these arguments, made at the first call with arguments like them."""
+    def _program(self, static: Static | None, call: Call, is_compiled: bool) -> tuple[Any, Any]:
+        """The program for these arguments, made at the first call with arguments like them.
+
+        The second result is what its form for them is known by.
+        """
         go_along(call.refs, call.flat)
         while True:
-            key = self._key(static, call)
-            entry = self._fitting(key, call) or self._add(key, call, self._made(static, call))
+            kinds = self._kinds(static, call)
+            bucket = self.table.bucket(static, call.tree)
+            program = next((p for p in bucket.programs if p.knows(kinds, call)), None)
+            program: Any = program or self._made(bucket, static, call, kinds)
             # Which refs it closes over is known now.
-            if entry.is_plain or not go_along(
-                entry.arguments.refs_of(call.flat), [*call.flat, *entry.transaction.places]
-            ):
-                return entry
+            if not program.is_plain:
+                places = program.forms[kinds].places
+                if go_along(program.operands.refs_of(call.flat), [*call.flat, *places]):
+                    continue
+                if is_compiled:
+                    program.compile_ahead(kinds, call.flat)
+            return program, kinds
 
-    def _fitting(self, key: tuple[Any, ...], call: Call) -> Any:
-        # Which arguments are also closed over is known only after the trace.
-        return next((e for e in self._entries.get(key, ()) if e.fits(call)), None)
-
-    @staticmethod
-    def _fit(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, list[Any]]:
-        """Whether a program compiled ahead takes arguments without static ones; and their leaves.
-
-        As in JAX, what it was compiled for is shapes and dtypes; XLA compares the shardings.
-        """
-        call = Call.of(args, kwargs)
-        go_along(call.refs, call.flat)
-        fits = call.tree == entry.in_tree and entry.fits(call)
-        return fits and all(map(is_like, call.flat, entry.argument_types)), call.flat
-
-    def _add(self, key: tuple[Any, ...], call: Call, made: Entry | Plain) -> Any:
-        entries = self._entries.setdefault(key, [])
-        entries.append(made)
-        # Another thread may have made one meanwhile: then all threads use the first one.
-        first = self._fitting(key, call)
-        if first is not made:
-            entries.remove(made)
-        trees = {tree for _, tree, *_ in self._entries}
-        self._tree = trees.pop() if len(trees) == 1 else None
-        known = self._all()
-        for entry in known:
-            entry.is_alone = len(known) == 1
-        return first
-
-    def _made(self, static: Static | None, call: Call) -> Entry | Plain:
-        """An entry, which is a `Plain` if it touches no refs but those that it makes for itself."""
+    def _made(
+        self, bucket: Bucket, static: Static | None, call: Call, kinds: Any
+    ) -> Program | Plain:
+        """A program; a `Plain`, if it touches no refs but those that it makes for itself."""
         found: Staged | Plain
         name = getattr(self._fun, "__name__", "function")
         if call.refs:
@@ -348,33 +301,60 @@ class Programs:
         else:
             found = self._plain(static, call).staged(*self._arguments(static, call))
             if not isinstance(found, Staged):
-                return found
+                found.forms.add(kinds)
+                return self._first(bucket, found, kinds, call)
         donated = self._donated(static or NO_STATIC, call)
-        entry = Entry(found, name, static, donated, self._options, call)
-        prepare(entry)
-        return entry
+        for program in bucket.programs:
+            if not program.is_plain and program.takes(found, call, donated):
+                program.add(kinds, found, call.flat)
+                return program
+        program = Program(found, name, static, donated, self._options, call)
+        program.add(kinds, found, call.flat)
+        return self._first(bucket, program, kinds, call)
+
+    def _first(self, bucket: Bucket, made: Any, kinds: Any, call: Call) -> Any:
+        """Adds a program. If another thread has made one meanwhile, all use the first one."""
+        known = bucket.programs
+        known.append(made)
+        first = next(p for p in known if p.knows(kinds, call))
+        if first is not made:
+            known.remove(made)
+        for program in known:
+            program.call = quick_call(program, is_one_of_many=len(known) > 1)
+        self.table.changed()
+        return first
+
+    @staticmethod
+    def _fit(
+        program: Program, argument_types: Sequence[Any], args: tuple[Any, ...], kwargs: Any
+    ) -> tuple[bool, list[Any]]:
+        """Whether a program compiled ahead takes arguments without static ones; and their leaves.
+
+        As in JAX, what it was compiled for is shapes and dtypes; XLA compares the shardings.
+        """
+        call = Call.of(args, kwargs)
+        go_along(call.refs, call.flat)
+        fits = call.tree == program.in_tree and program.operands.fit(call)
+        return fits and all(map(is_like, call.flat, argument_types)), call.flat
 
     def _plain(self, static: Static | None, call: Call) -> Plain:
         keywords = self._donate.keywords("donate") | self._options._asdict()
-        return Plain(self._get_fun, static, call.tree.flatten_up_to, self._static, keywords)
+        return Plain(self._get_fun, self._static, keywords)
 
     @staticmethod
     def _arguments(static: Static | None, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call without refs, as they were given."""
         return (static or NO_STATIC).restore(*call.rebuild((), call.leaves))
 
-    def _key(self, static: Static | None, call: Call) -> tuple[Any, ...]:
+    def _kinds(self, static: Static | None, call: Call) -> tuple[Any, ...]:
+        """What a form for these arguments is known by."""
         try:
-            kinds = map(kind_of, call.flat)
-            return (static, call.tree, _jax.trace_context(), *kinds)
+            return kinds_of(call.flat)
         except (TypeError, OverflowError):
             if not call.refs:  # JAX raises its own error about the argument.
                 self._plain(static, call).trace(*self._arguments(static, call))
             check_call(f"call of `{_jax.fun_name(self._fun)}`", static or NO_STATIC, call)
             raise  # pragma: no cover, as all else is a key
-
-    def _all(self) -> list[Any]:
-        return [entry for entries in self._entries.values() for entry in entries]
 
     def _donated(self, static: Static, call: Call) -> list[bool]:
         """For each leaf of the arguments that are not static: whether it is donated."""
@@ -387,6 +367,19 @@ class Programs:
             if name not in self._static.names
         ]
         return [flag for flag, a in chosen for _ in jax.tree.leaves(a)]
+
+
+_ATTEMPTS = 4
+
+
+def _is_method(kind: type, fun: Callable[..., Any]) -> bool:
+    """Whether a function is a method of a class, perhaps wrapped."""
+    return any(
+        inspect.unwrap(getattr(value, "fget", value)) is fun  # pyright: ignore
+        for base in kind.__mro__
+        for value in vars(base).values()
+        if callable(value) or isinstance(value, property)
+    )
 
 
 def _forget(instances: dict[int, Any], key: int, _: Any) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs._buffers.parts import part_of
+from refs._buffers.stores import store_of
 from refs._discharge.op_by_op import OpByOp
 from refs._discharge.ref_tracer import RefTracer
 from refs._handles import access
-from refs._jit.packing import Packing, holder_of, part_in
+from refs._jit.packing import Packing, holder_of
 from refs._origin import Origin, origin_of
 from refs._tracing.discharged import to_be_discharged
 from refs._tracing.names import Names
@@ -96,8 +96,8 @@ class Staging(OpByOp):
             self._inputs[id(holder)] = holder, _jax.new_input(self.parent, aval, name)
         _, buffer = self._inputs[id(holder)]
         with _jax.set_current_trace(self.parent):
-            value = _jax.wrap_keys(_jax.in_device_memory(buffer), holder.dtype)
-            return value if (part := part_of(ref)) is None else part_in(value, part)
+            store = store_of(ref)
+            return store.lens.get(buffer, store.start)
 
     def finish(
         self, leaves: Sequence[Any], tree: PyTreeDef, leaf_of: dict[int, int]
@@ -119,10 +119,7 @@ class Staging(OpByOp):
             packing = Packing([x.ref for x in written], read, leaf_of)
             holders = [self._inputs[id(h)] for h in packing.holders]
             packing.holders = []  # A program holds no refs but those that its function closes over.
-            values = [_jax.unwrap_keys(x.cell.read()) for x in written]
-            new = packing.joined([x for _, x in holders], values)
-            given = [x for _, x in holders[: len(new)]]
-            new = [*map(_jax.in_memory_of, given, map(_jax.in_device_memory, new))]
+            new = packing.joined([x for _, x in holders], [x.cell.read() for x in written])
             outputs = [*new, *map(_jax.unwrap_keys, results)]
         order = [*self._inputs]
         places = [order.index(id(h)) for h, _ in holders]

@@ -9,21 +9,21 @@ from typing import Any
 import jax
 
 from refs import _jax
-from refs._buffers.parts import part_of
+from refs._buffers.stores import store_of
 from refs._handles.access import describe
 from refs._handles.predicates import is_ref
 from refs._handles.resharding import placement_of
-from refs._jit.picking import RefsDiffer
-from refs._jit.ways import carefully
+from refs._jit.program import Description
+from refs._jit.running import carefully
 from refs._origin import UNKNOWN
 from refs._types import Aval, ClosedJaxpr
 from refs.errors import RefTypeError
 
-_Fit = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[bool, list[Any]]"]
+_Fit = Callable[[Any, Sequence[Any], tuple[Any, ...], dict[str, Any]], tuple[bool, list[Any]]]
 
 
 class _Stage:
-    """A stage of an entry. Its other attributes are those of JAX's stage of the pure program.
+    """A stage of a form of a program. Its other attributes are those of JAX's stage of it.
 
     Attributes:
       args_info: for each argument its type, and whether it is donated.
@@ -33,11 +33,19 @@ class _Stage:
       of_jax: JAX's stage of the pure program, whose first arguments are the values of written refs.
     """
 
-    def __init__(self, entry: Any, of_jax: Any, fit: _Fit):
-        self._entry, self.of_jax, self._fit = entry, of_jax, fit
-        told = of_jax if entry.is_plain else entry
-        self.args_info, self.in_tree = told.args_info, told.in_tree
-        self.out_info, self.out_tree = told.out_info, told.out_tree
+    def __init__(self, program: Any, kinds: Any, of_jax: Any, fit: _Fit):
+        self._program, self._kinds, self.of_jax, self._fit = program, kinds, of_jax, fit
+        self._told: Any = of_jax
+        if not program.is_plain:
+            self._told = Description(program, self._form)
+        self.args_info, self.out_info = self._told.args_info, self._told.out_info
+        trees = of_jax if program.is_plain else program
+        self.in_tree, self.out_tree = trees.in_tree, trees.out_tree
+
+    @property
+    def _form(self) -> Any:
+        """The traced function, if it isn't JAX's alone."""
+        return self._program.forms[self._kinds]
 
     def __getattr__(self, name: str) -> Any:
         # While a copy is made it has no attributes yet: then this raises AttributeError.
@@ -57,13 +65,14 @@ class Traced(_Stage):
 
     def __init__(
         self,
-        entry: Any,
+        program: Any,
+        kinds: Any,
         of_jax: Any,
         fit: _Fit,
         given: Sequence[Any],
         effectful: Callable[[], ClosedJaxpr] | None,
     ):
-        super().__init__(entry, of_jax, fit)
+        super().__init__(program, kinds, of_jax, fit)
         self.jaxpr, self._effectful = of_jax.jaxpr, effectful
         self.placements = [*map(placement_of, given)]
 
@@ -79,21 +88,21 @@ class Traced(_Stage):
         Raises:
           RefTypeError: for `jax.export`, if the function touches refs besides its own.
         """
-        if _private_parameters is not None and not self._entry.is_plain:
-            t = self._entry.transaction
+        if _private_parameters is not None and not self._program.is_plain:
+            t = self._form
             origin = next(
                 (s.origin for s in (*t.written, *t.read) if s.origin is not UNKNOWN), UNKNOWN
             )
             used = "refs" if origin is UNKNOWN else origin.describe()
             raise RefTypeError(
-                f"jax.export of `{self._entry.name}`, which uses {used}: JAX knows no refs. "
+                f"jax.export of `{self._program.name}`, which uses {used}: JAX knows no refs. "
                 "`refs.export.export` makes a program that takes their values and returns the new "
                 "ones, and `refs.export.call` calls it with refs"
             )
         lowered = self.of_jax.lower(
             lowering_platforms=lowering_platforms, _private_parameters=_private_parameters
         )
-        return Lowered(self._entry, lowered, self._fit)
+        return Lowered(self._program, self._kinds, lowered, self._fit)
 
 
 class Lowered(_Stage):
@@ -105,17 +114,17 @@ class Lowered(_Stage):
       is_plain: whether the function touches no refs but its own: then it is JAX's.
     """
 
-    def __init__(self, entry: Any, of_jax: Any, fit: _Fit):
-        super().__init__(entry, of_jax, fit)
-        self.is_plain = entry.is_plain
+    def __init__(self, program: Any, kinds: Any, of_jax: Any, fit: _Fit):
+        super().__init__(program, kinds, of_jax, fit)
+        self.is_plain = program.is_plain
         self.written = []
-        if not entry.is_plain:
-            packing, slots = entry.arguments.packing, entry.transaction.written
+        if not program.is_plain:
+            packing, slots = self._form.packing, self._form.written
             self.written = packing.per_operand(packing.bases, [s.origin for s in slots])
 
     def described(self, arguments: Sequence[str]) -> list[str]:
         """What is written, given what the distinct refs among the arguments are."""
-        packing, slots = self._entry.arguments.packing, self._entry.transaction.written
+        packing, slots = self._form.packing, self._form.written
         of_slots = [
             s.origin.describe() if s.argument is None else arguments[int(s.argument)] for s in slots
         ]
@@ -124,29 +133,27 @@ class Lowered(_Stage):
     def compile(self, compiler_options: dict[str, Any] | None = None, **keywords: Any) -> Compiled:
         """Compiles for the devices that the refs are on."""
         compiled = self.of_jax.compile(compiler_options, **keywords)
-        return Compiled(self._entry, compiled, self._fit)
+        return Compiled(self._program, self._kinds, compiled, self._fit)
 
 
 class Compiled(_Stage):
     """A compiled function over refs: call it as the function itself, without static arguments."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._entry.is_plain:
+        if self._program.is_plain:
             return self.of_jax(*args, **kwargs)
-        fits, flat = self._fit(self._entry, args, kwargs)
-        try:
-            if not fits:
-                raise RefsDiffer
-            return carefully(self._entry, flat, self.of_jax)
-        except RefsDiffer:
+        fits, flat = self._fit(self._program, self._told.argument_types, args, kwargs)
+        if not fits:
             raise RefTypeError(
                 "a compiled function was called with arguments of other types, or other aliases "
                 "among its refs, than it was compiled for, or with static ones, which it has "
                 f"already{self._packed(flat)}{self._differences(args, kwargs)}"
-            ) from None
+            )
+        try:
+            return carefully(self._program, flat, self.of_jax)
         except ValueError as error:
             if "sharding" in str(error):  # XLA's arguments have names of their own.
-                refs = self._entry.arguments
+                refs = self._program.operands
                 picked = {"state": refs.written_of(flat), "constants": refs.read_of(flat)}
                 names = [
                     f"{k}[{n}]: {describe(r)}" for k, x in picked.items() for n, r in enumerate(x)
@@ -155,8 +162,8 @@ class Compiled(_Stage):
             raise
 
     def _packed(self, flat: list[Any]) -> str:
-        is_packed = self._entry.arguments.packing.selections
-        if is_packed or any(is_ref(x) and part_of(x) is not None for x in flat):
+        is_packed = self._program.operands.packing.selections
+        if is_packed or any(is_ref(x) and store_of(x).is_shared for x in flat):
             return " (refs of a pack are of other types than others: compile it for such a pack)"
         return ""
 
@@ -166,7 +173,7 @@ class Compiled(_Stage):
         if tree != self.in_tree:
             return ""
         lines = [":"]
-        for (path, x), aval in zip(given, self._entry.argument_types, strict=True):
+        for (path, x), aval in zip(given, self._told.argument_types, strict=True):
             was, found = _described(aval), _described(jax.typeof(x))
             lies_elsewhere = is_ref(x) and jax.typeof(x) != aval and found == was
             if found.lstrip("~") != was.lstrip("~") or lies_elsewhere:

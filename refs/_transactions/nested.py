@@ -19,7 +19,7 @@ from refs._transactions.signature import Static, shardings_of_arguments, shardin
 from refs._types import PyTree, Sharding, Value
 
 if TYPE_CHECKING:
-    from refs._jit.executable import Options
+    from refs._jit.program import Options
 
 
 def call_over_arrays(

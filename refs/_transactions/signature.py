@@ -154,19 +154,45 @@ class Choice(NamedTuple):
             return {}
         return {f"{kind}_argnums": self.nums, f"{kind}_argnames": tuple(sorted(self.names))}
 
-    def split(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Static, tuple[Any, ...], dict[str, Any]]:
+    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Split:
         """Splits the arguments of a call: the chosen ones, as static arguments, and the rest."""
-        positions = self.positions(args) if args else ()
-        by_position = tuple([(k, args[k]) for k in sorted(positions)])
-        by_name = tuple([(n, kwargs[n]) for n in sorted(self.names) if n in kwargs])
-        types = tuple([type(value) for _, value in (*by_position, *by_name)])
-        if by_name:
-            kwargs = {k: v for k, v in kwargs.items() if k not in self.names}
-        if by_position:
-            args = tuple([a for k, a in enumerate(args) if k not in positions])
-        return Static(by_position, by_name, types), args, kwargs
+        return self.splitter()(args, kwargs)
+
+    def splitter(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Split]:
+        """`split` as a function for many calls: most have the same static arguments."""
+        # The number of positional arguments, the names of the others, the static arguments, and the
+        # positions of the rest. Read and set at once: threads may have others.
+        last: tuple[int, frozenset[str], Static, list[int]] = -1, frozenset(), NO_STATIC, []
+
+        def split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Split:
+            nonlocal last
+            n, names, static, rest = last
+            is_same = len(args) == n and kwargs.keys() == names
+            if is_same:
+                for k, value in static.positional:
+                    is_same = is_same and args[k] is value
+                for name, value in static.named:
+                    is_same = is_same and kwargs[name] is value
+            if not is_same:
+                static = self._chosen(args, kwargs)
+                chosen = {k for k, _ in static.positional}
+                rest = [k for k in range(len(args)) if k not in chosen]
+                last = len(args), frozenset(kwargs), static, rest
+            if static.positional:
+                args = tuple([args[k] for k in rest])
+            if static.named:
+                kwargs = kwargs.copy()
+                for name, _ in static.named:
+                    del kwargs[name]
+            return static, args, kwargs
+
+        return split
+
+    def _chosen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Static:
+        by_position = tuple([(k, args[k]) for k in sorted(self.positions(args))])
+        by_name = tuple([(name, kwargs[name]) for name in sorted(self.names) if name in kwargs])
+        types = tuple([type(value) for _, value in by_position + by_name])
+        return Static(by_position, by_name, types)
 
 
 class Static(NamedTuple):
@@ -212,6 +238,7 @@ class Static(NamedTuple):
 
 
 NO_STATIC = Static((), (), ())
+Split = tuple[Static, tuple[Any, ...], dict[str, Any]]
 
 
 def shardings_of_arguments(in_shardings: PyTree, tree: PyTreeDef) -> list[Any]:

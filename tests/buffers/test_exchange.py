@@ -9,16 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 import refs
-from refs._buffers.exchange import (
-    Busy,
-    call_reading,
-    current_buffer,
-    end,
-    exchange,
-    exchange_one,
-    patiently,
-)
+from refs._buffers.exchange import Busy, call_reading, exchange, exchange_one
+from refs._buffers.operations import end
 from refs._buffers.records import called_back, mine, readers
+from refs._buffers.waiting import current_buffer, patiently
 from refs.errors import RefStateError
 from tests.faults.harness import side_by_side
 from tests.faults.interruptions import at_place, places
@@ -216,7 +210,7 @@ def test_garbage_that_uses_the_refs():
         gc.collect()
         return held, None
 
-    exchange_one(r._cell, call)
+    exchange_one(r._store.cell, call)
     assert len(said) == 1
     assert "code that interrupted that call" in said[0]
     r[...] += 2
@@ -229,9 +223,9 @@ def test_garbage_that_uses_the_refs():
 def test_what_has_ended_has_an_empty_cell():
     r = refs.new_ref(7)
     assert int(end(r, "was ended")) == 7
-    assert r._cell == []
+    assert r._store.cell == []
     with pytest.raises(RefStateError, match="which was ended"):
-        patiently(lambda: call_reading(r._cell, pytest.fail, None), read=[r])
+        patiently(lambda: call_reading(r._store.cell, pytest.fail, None), read=[r])
     with pytest.raises(RefStateError, match="which was ended"):
         end(r, "was ended again")
 
@@ -241,7 +235,7 @@ def test_what_is_taken_ends_when_it_is_back():
     taken = threading.Event()
 
     def hold():
-        exchange_one(r._cell, lambda held: (taken.set(), time.sleep(0.01), (held, None))[2])
+        exchange_one(r._store.cell, lambda held: (taken.set(), time.sleep(0.01), (held, None))[2])
 
     def stop():
         taken.wait()
@@ -252,4 +246,4 @@ def test_what_is_taken_ends_when_it_is_back():
 
 def test_a_look_gives_the_very_buffer():
     r = refs.new_ref(jnp.zeros(3))
-    assert current_buffer(r) is r._cell[0]
+    assert current_buffer(r) is r._store.cell[0]

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 import refs
-from refs._buffers.exchange import Busy, call_reading, exchange, exchange_one, patiently
+from refs._buffers.exchange import Busy, call_reading, exchange, exchange_one
 from refs._buffers.records import called_back
 from refs._buffers.several import replaced
+from refs._buffers.waiting import patiently
 from refs.errors import RefStateError
 from tests.faults.harness import side_by_side, within_limit
 
@@ -78,7 +79,7 @@ def test_what_its_own_reader_would_write():
         r[0] = 1
 
     with pytest.raises(RefStateError, match=r"`r`.*is reading right now, by code that interrupted"):
-        call_reading(r._cell, write, None)
+        call_reading(r._store.cell, write, None)
     assert not r[...].any()
 
 
@@ -95,7 +96,7 @@ def test_it_waits_until_a_cell_is_full_again():
             may_go_on.wait()
             return held, None
 
-        exchange_one(r._cell, call)
+        exchange_one(r._store.cell, call)
 
     def write():
         taken.wait()
@@ -130,7 +131,7 @@ def test_a_callback_does_not_wait_for_a_call_that_waits_for_it(calls_back):
         ended.set()
 
     ended, elsewhere = threading.Event(), threading.Thread(target=elsewhere_use)
-    exchange([r._cell, other._cell], call, ([],), calls_back=calls_back)
+    exchange([r._store.cell, other._store.cell], call, ([],), calls_back=calls_back)
     elsewhere.join()
     assert said == [0] or (calls_back and "updating right now, by a callback" in said[0])
 
@@ -146,7 +147,7 @@ def test_a_callback_may_not_write_what_its_call_reads():
             called_back(r.__setitem__, ..., 1)
         return held, None
 
-    exchange([], call, (seen := [],), [r._cell], seen, calls_back=True)
+    exchange([], call, (seen := [],), [r._store.cell], seen, calls_back=True)
 
 
 # --- What isn't there -----------------------------------------------------------------------------
@@ -167,7 +168,7 @@ def test_a_wait_for_a_handle_of_jax():
 def test_a_copy_of_a_value_that_is_lost():
     """Another thread's program may have been given it; here nobody gives it back."""
     r, other = refs.new_ref(jnp.zeros(3), name="r"), refs.new_ref(jnp.ones(3))
-    r._cell[0].delete()
+    r._store.cell[0].delete()
     with pytest.raises(RefStateError, match=r"`r`.*whose value was lost"):
         replaced([other], [r], lambda state, constants: (state, constants), calls_back=False)
     assert other[0] == 1

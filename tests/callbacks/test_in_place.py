@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import refs
-from refs._jit import ways
+from refs._jit import running
 from tests.inplace.helpers import assert_in_place
 from tests.platforms import in_host_memory
 
@@ -205,8 +205,8 @@ def test_its_memory_has_no_owner_of_jaxlibs():
 
 def test_a_large_ref_is_copied_where_python_code_of_jax_runs_the_program(monkeypatch):
     """In a first call, and in a first one of another context: else nothing is copied."""
-    copied, real = [], ways._copies
-    monkeypatch.setattr(ways, "_copies", lambda arrays: copied.append(1) or real(arrays))
+    copied, real = [], running._copies
+    monkeypatch.setattr(running, "_copies", lambda arrays: copied.append(1) or real(arrays))
 
     def host(x):
         x[0] += 1

@@ -111,6 +111,7 @@ def test_an_axis_names_some_axes():
 FOUR_DEVICES = """
 import jax, jax.numpy as jnp, numpy as np, refs
 from jax import lax
+from refs._buffers.operations import buffer_of
 from tests.discharge.test_shard_map import P, X, mesh_of, sharded
 from tests.discharge.helpers import agree
 
@@ -131,7 +132,7 @@ def step(x):
 
 expected = X.copy()
 x = np.float32([10, 20, 30, 40])
-pointers = [s.data.unsafe_buffer_pointer() for s in r._buffer().addressable_shards]
+pointers = [s.data.unsafe_buffer_pointer() for s in buffer_of(r).addressable_shards]
 for _ in range(2):
     left = step(x)
     expected[::2] += x
@@ -140,7 +141,7 @@ for _ in range(2):
     np.testing.assert_array_equal(left, expected[1::2])
     assert total[0] == expected.sum()
     assert r.sharding == sharding
-assert pointers == [s.data.unsafe_buffer_pointer() for s in r._buffer().addressable_shards]
+assert pointers == [s.data.unsafe_buffer_pointer() for s in buffer_of(r).addressable_shards]
 
 # Updates outside shard_map keep the sharding, too.
 @refs.jit

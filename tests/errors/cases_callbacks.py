@@ -83,7 +83,7 @@ def callback_on_half_a_byte(r, i):
     "own part",
 )
 def callback_on_a_ref_on_several_devices(r, i):
-    with mock.patch.object(callback, "sharding_of", return_value="some"):
+    with mock.patch.object(callback, "store_of", return_value=mock.Mock(sharding="some")):
         refs.io_callback(nothing, None, r)
 
 

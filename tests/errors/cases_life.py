@@ -2,6 +2,7 @@
 
 import runpy
 import sys
+import threading
 from unittest import mock
 
 import jax
@@ -9,8 +10,9 @@ import numpy as np
 
 import refs
 from refs import _jax, errors
-from refs._buffers import exchange, records
-from refs._jit.ways import prepare
+from refs._buffers import exchange, records, waiting
+from refs._buffers.operations import buffer_of
+from refs._jit.running import quick_call
 from tests.errors.case import X, raises
 
 # --- The life of a ref ----------------------------------------------------------------------------
@@ -57,7 +59,7 @@ def closed_over_after_free(r, i):
     "hand. Keep a checkpoint, `ref[...]`, where a step can fail",
 )
 def use_of_a_lost_ref(r, i):
-    local(lambda ref: ref._buffer().delete())[0]
+    local(lambda ref: buffer_of(ref).delete())[0]
 
 
 @raises(
@@ -73,15 +75,16 @@ def use_of_a_ref_lost_in_a_call(r, i):
         ref[0] += 1
 
     step(ref)
-    [program] = step.lower.args[1].__self__._all()
+    [program] = step.lower.args[1].__self__.table.programs()
 
     def consume(state):
         state[0].delete()
         raise MemoryError("on purpose")
 
     consume._clear_cache = lambda: None  # as jax.jit's
-    program.executable.compiled = consume
-    prepare(program)
+    program.compiled = consume
+    program.call = quick_call(program, is_one_of_many=False)
+    step.lower.args[1].__self__.table.changed()
     try:
         step(ref)
     except MemoryError:
@@ -96,7 +99,7 @@ def use_of_a_ref_lost_in_a_call(r, i):
 )
 def use_of_a_ref_while_it_is_updated(r, i):
     ref = local()
-    exchange.exchange_one(ref._cell, lambda held: ref[0])
+    exchange.exchange_one(ref._store.cell, lambda held: ref[0])
 
 
 @raises(
@@ -130,7 +133,50 @@ def use_of_a_ref_while_jax_does_something(r, i):
 def write_in_a_callback_of_what_its_call_reads(r, i):
     ref = local()
     write = lambda held, seen: records.called_back(ref.__setitem__, 0, 1)  # noqa: E731
-    exchange.exchange([], write, ([],), [ref._cell], [], calls_back=True)
+    exchange.exchange([], write, ([],), [ref._store.cell], [], calls_back=True)
+
+
+def holding(ref, use):
+    """`use()` while another thread holds a ref, and nobody waits long."""
+    taken, may_go_on = threading.Event(), threading.Event()
+
+    def hold(held):
+        taken.set()
+        may_go_on.wait()
+        return held, None
+
+    cell = ref._store.cell
+    thread = threading.Thread(target=exchange.exchange_one, args=(cell, hold), name="other")
+    thread.start()
+    taken.wait()
+    try:
+        with mock.patch.object(waiting, "LIMIT", 0.05):
+            use()
+    finally:
+        may_go_on.set()
+        thread.join()
+
+
+@raises(
+    errors.RefStateError,
+    "use of ref `local` (created at FILE:N), after 0.05 s in which a call in thread 'other', at "
+    "FILE:N, hasn't given it back: perhaps a callback of that call waits for this one",
+)
+def use_of_a_ref_that_another_thread_does_not_give_back(r, i):
+    ref = local()
+    holding(ref, lambda: ref[0])
+
+
+@raises(
+    errors.RefStateError,
+    "use of ref `local` (created at FILE:N), after 0.05 s in which others have used it",
+)
+def use_of_a_ref_that_others_always_use(r, i):
+    def attempt():
+        raise exchange.Busy
+
+    with mock.patch.object(waiting, "LIMIT", 0.05):
+        waiting.patiently(attempt, [local()])
 
 
 @raises(

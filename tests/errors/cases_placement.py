@@ -73,11 +73,11 @@ def numpy_array_of_parts_elsewhere(r, i):
     class Elsewhere:
         is_fully_addressable = is_fully_replicated = False
 
-    r._sharding = Elsewhere()
+    r._store.sharding = Elsewhere()
     try:
         np.asarray(r)
     finally:
-        r._sharding = None
+        r._store.sharding = None
 
 
 @raises(
@@ -90,11 +90,11 @@ def address_of_several_parts(r, i):
     class OnTwo:
         device_set = frozenset((0, 1))
 
-    r._sharding = OnTwo()
+    r._store.sharding = OnTwo()
     try:
         r.unsafe_buffer_pointer()
     finally:
-        r._sharding = None
+        r._store.sharding = None
 
 
 @raises(

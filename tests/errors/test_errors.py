@@ -68,26 +68,21 @@ ESCAPED = (
 )
 INTERNAL = {
     ("ref.py", "raise AttributeError(name)"),
-    ("exchange.py", "raise Busy"),
     ("exchange.py", "raise Busy from None"),
+    ("records.py", "raise Busy(READ)"),
+    ("several.py", "raise Busy"),
     ("several.py", "raise Busy from None"),
-    ("parts.py", "raise Busy"),
-    ("packing.py", "raise RefsDiffer"),
-    ("packing.py", "raise RefsDiffer from None"),
-    ("ways.py", "raise Busy"),
-    ("ways.py", "raise Busy from None"),
-    ("ways.py", "raise RefsDiffer"),
-    ("ways.py", "raise RefsDiffer from None"),
-    ("ways.py", "raise error"),  # JAX's own, which `devices.py` explains
-    ("dispatch.py", "raise RefsDiffer"),
+    ("packing.py", "raise AttributeError"),
+    ("running.py", "raise Busy"),
+    ("running.py", "raise Busy from None"),
+    ("running.py", "raise error"),  # JAX's own, which `devices.py` explains
     ("op_by_op.py", "raise TouchedError(ref)"),
     ("form.py", "raise NoForm"),
     ("by_jax.py", "raise TouchedError(x)"),
     ("vmap.py", "raise error from None"),  # JAX's own
     ("vmap.py", "raise refused"),  # JAX has refused it before.
-    ("dispatch.py", "raise ValueError"),
-    ("arguments.py", "raise RefsDiffer"),
-    ("executable.py", "raise TypesDiffer"),
+    ("program.py", "raise TypesDiffer"),
+    ("programs.py", "raise TypesDiffer"),
     ("callbacks.py", "raise errors[0]"),  # a callback's
     ("staged.py", f"raise {ESCAPED}"),  # by the oldest JAX only
     ("plain.py", "raise TypesDiffer"),

@@ -8,7 +8,7 @@ import numpy as np
 
 import refs
 from refs import _jax
-from refs._buffers import kernels, quick
+from refs._buffers.stores import store_of
 from refs._callbacks import eager
 from tests.faults.harness import Counters, add_one
 
@@ -253,8 +253,7 @@ def with_new_kernels(operation):
     """An operation whose kernels are all compiled, and run for the first time."""
 
     def step(r):
-        for known in (kernels._updater, quick._quick_updater):
-            known.cache_clear()
+        store_of(r).kernels.updaters.clear()
         operation(r)
 
     return step

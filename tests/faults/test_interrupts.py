@@ -7,8 +7,8 @@ import types
 
 import pytest
 
-from refs._buffers import exchange, kernels, parts, records, several, signals
-from refs._jit import dispatch, ways
+from refs._buffers import exchange, operations, records, several, signals, stores, waiting
+from refs._jit import dispatch, running
 from tests.faults import tally
 from tests.faults.harness import in_child, times
 from tests.faults.interrupted_programs import (
@@ -73,7 +73,8 @@ def test_at_every_place_of_a_transformation(names, record_property):
 
 
 @pytest.mark.parametrize(
-    "module", [exchange, records, kernels, parts, several, signals, dispatch, ways]
+    "module",
+    [exchange, operations, records, several, signals, stores, waiting, dispatch, running],
 )
 def test_no_jump_back_escapes_its_try(module):
     # CPython 3.12 and 3.13 leave some jumps back, at which they handle signals, out of the `try`

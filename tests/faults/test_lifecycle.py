@@ -301,7 +301,7 @@ def test_a_value_that_is_lost_between_two_quick_calls(writes):
     step = refs.jit(lambda a, b: (a if writes else b).at[...].add(b[...] if writes else a[...]))
     for _ in range(5):
         step(a, b)
-    a._cell[0].delete()
+    a._store.cell[0].delete()
     kept = np.array(b)
     for _ in range(2):
         with pytest.raises(RefStateError, match=r"`a`.*lost"):

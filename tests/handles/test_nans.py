@@ -28,6 +28,25 @@ def test_the_line_is_the_users(name):
         READERS[name](broken)
 
 
+MAKES_ONE = {
+    "element": lambda r: r.__setitem__(0, jnp.nan),
+    "part": lambda r: r.__setitem__(slice(1, None), np.nan),
+    "divided": lambda r: r.at[:1].divide(0),
+    "multiplied": lambda r: r.at[1].multiply(0),
+}
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("name", MAKES_ONE)
+def test_a_write_of_a_nan_names_the_ref_and_changes_nothing(name, is_packed):
+    value = np.float32([0, math.inf])
+    r = refs.pack([value, value], name="p")[0] if is_packed else refs.new_ref(value, name="p[0]")
+    told = r"ref `p\[0\]` \(created at test_nans\.py:\d+\), used at test_nans\.py:"
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match=told):
+        MAKES_ONE[name](r)
+    np.testing.assert_array_equal(r, value)
+
+
 def test_a_copy_is_created_on_the_users_line():
     with pytest.raises(refs.errors.RefTypeError, match=r"created at test_nans\.py:"):
         copy.copy(refs.new_ref(NAN)) + 1

@@ -65,8 +65,8 @@ def test_each_dtype_has_its_buffer():
 )
 def test_leaves_with_a_buffer_of_their_own(leaf):
     packed = refs.pack([1.0, leaf, 2.0], larger_than=100)
-    assert packed[1]._part is None
-    assert packed[0]._part is not None
+    assert packed[1]._store.packed is None
+    assert packed[0]._store.packed is not None
     assert packed[1].shape == leaf.shape
     step = refs.jit(lambda rs: [r.set(r[...]) for r in rs] and None)
     step(packed)
@@ -74,7 +74,7 @@ def test_leaves_with_a_buffer_of_their_own(leaf):
 
 
 def test_one_leaf_or_none_is_not_packed():
-    assert refs.pack(3.0)._part is None
+    assert refs.pack(3.0)._store.packed is None
     assert refs.pack({}) == {}
 
 
@@ -161,7 +161,7 @@ def test_the_end_of_one_is_not_that_of_others():
 def test_pickles_and_copies_are_refs_of_their_own():
     packed = refs.pack(tree(), name="p")
     for other in (pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):
-        assert all(r._part is None for r in jax.tree.leaves(other))
+        assert all(r._store.packed is None for r in jax.tree.leaves(other))
         assert other["w"].name == "p['w']"
         other["w"][...] = 0
     equal(packed, tree())
@@ -239,7 +239,7 @@ def test_threads_that_write_different_ones():
 def test_a_lost_value_is_told_of_each():
     a, b = refs.pack([jnp.zeros(2), jnp.ones(2)], name="p")
     alone = refs.new_ref(0)
-    a._cell[0].delete()
+    a._store.cell[0].delete()
     with pytest.raises(refs.errors.RefStateError, match=r"`p\[1\]`.*whose value was lost"):
         b[0]
     with pytest.raises(refs.errors.RefStateError, match=r"`p\[1\]`.*whose value was lost"):
@@ -250,7 +250,7 @@ def test_a_lost_value_is_told_of_each():
 
     def losing(c, _):
         b[...] += 1
-        a._cell[0].delete()  # while it is traced: it is found when the loop is to run
+        a._store.cell[0].delete()  # while it is traced: it is found when the loop is to run
         return c, None
 
     with pytest.raises(refs.errors.RefStateError, match=r"`q\[1\]`.*whose value was lost"):
@@ -291,7 +291,7 @@ def test_arrays_over_a_mesh_keep_their_buffers():
     mesh = jax.make_mesh((1,), ("x",))
     over = jax.device_put(jnp.ones(2), jax.NamedSharding(mesh, jax.P("x")))
     packed = refs.pack([over, jnp.ones(2), jnp.ones(2)])
-    assert [r._part is None for r in packed] == [True, False, False]
+    assert [r._store.packed is None for r in packed] == [True, False, False]
 
 
 def test_jax_functions_read_and_write_it():
@@ -314,7 +314,7 @@ def test_jax_functions_read_and_write_it():
 def test_buffers_are_freed():
     packed = refs.pack([jnp.zeros(2), jnp.ones(2)])
     refs.jit(lambda rs: rs[0].set(rs[1][...]))(packed)
-    buffer = weakref.ref(packed[0]._cell[0])
+    buffer = weakref.ref(packed[0]._store.cell[0])
     del packed
     gc.collect()
     assert buffer() is None

@@ -13,6 +13,7 @@ from jax import NamedSharding, P
 from jax.sharding import AxisType
 
 import refs
+from refs._buffers.operations import buffer_of
 from refs.errors import RefTypeError, RefValueError
 from tests.placement import X, lies_at, several
 
@@ -61,9 +62,9 @@ def test_shards_on_one_device():
 
 def test_what_is_printed_of_a_ref_of_several_processes():
     r = refs.new_ref(X, name="r")
-    r._sharding = mock.Mock(is_fully_addressable=False, is_fully_replicated=False)
+    r._store.sharding = mock.Mock(is_fully_addressable=False, is_fully_replicated=False)
     text = repr(r)
-    r._sharding = None
+    r._store.sharding = None
     sharding = re.escape(str(r.sharding))
     assert re.fullmatch(
         rf"Ref\(shape=\(16,\), dtype=float32, sharding={sharding}, name='r'\)", text
@@ -383,7 +384,7 @@ def test_pointers_stay(split):
     step(state, count)
 
     def pointers():
-        shards = (s.data for r in (state, count) for s in r._buffer().addressable_shards)
+        shards = (s.data for r in (state, count) for s in buffer_of(r).addressable_shards)
         return [x.unsafe_buffer_pointer() for x in shards]
 
     first = pointers()

@@ -27,7 +27,7 @@ def test_waiting_for_a_value(wait):
     slow = refs.jit(lambda: r.at[...].set(x @ x @ x @ x))
     slow(), slow()
     assert wait({"r": r}) == {"r": r}
-    assert r._cell[0].is_ready()
+    assert r._store.cell[0].is_ready()
 
 
 def test_a_thread_that_waits_is_in_nobodys_way(ref, monkeypatch):
@@ -36,7 +36,7 @@ def test_a_thread_that_waits_is_in_nobodys_way(ref, monkeypatch):
     wait = array.block_until_ready
 
     def written_meanwhile(buffer):
-        if not writers and buffer is ref._cell[0]:
+        if not writers and buffer is ref._store.cell[0]:
             writers.append(threading.Thread(target=refs.addupdate, args=(ref, 0, 1), daemon=True))
             writers[0].start()
             writers[0].join(30)

@@ -17,13 +17,13 @@ from jax.sharding import PartitionSpec as P
 
 import refs
 from refs import _jax
-from refs._buffers.handles import buffer_of
-from refs._buffers.kernels import reader, updater
+from refs._buffers.operations import buffer_of
+from refs._buffers.stores import store_of
 from refs._explain.hlo import Module
 from refs._indexing import lowering
 from refs._indexing.access import Access, Place
 from refs._indexing.accesses import read_p, update_p
-from refs._indexing.index import Index
+from refs._indexing.locate import locate
 from refs._indexing.lowering import read_in_lax, update_in_lax
 from refs._inplace import rewrite
 from tests.inplace.helpers import assert_in_place, rewritten
@@ -278,13 +278,14 @@ def test_eagerly_too(index):
 @pytest.mark.parametrize("index", [3, (5, 1), slice(5, 9), (slice(7, 8), 2), ([1, 9, 4],), -2])
 def test_the_kernels_move_what_they_touch(index):
     r = refs.new_ref(jax.device_put(start(), sharding()))
-    skeleton, operands = Index.parse(index, r.shape).split()
-    buffer = buffer_of(r)
-    value = jnp.zeros(skeleton.result_shape)
+    kernels, buffer = store_of(r).kernels, buffer_of(r)
+    key, operands = locate(r.shape, index, is_read=True, is_simple=False)
+    (write, shape), (add, _) = (kernels.updater(key, method) for method in ("set", "add"))
+    value = jnp.zeros(shape)
     for lowered in (
-        reader(skeleton, r.dtype).lower(buffer, operands),
-        updater(r, "set", skeleton).lower([buffer], operands, value),
-        updater(r, "add", skeleton).lower([buffer], operands, value),
+        kernels.reader(key).lower(buffer, operands),
+        write.lower([buffer], operands, value),
+        add.lower([buffer], operands, value),
     ):
         found = collectives(lowered.compile().as_text())
         assert all(m.size <= 16 for m in found), found

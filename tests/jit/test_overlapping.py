@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refs
-from refs._buffers.exchange import current_buffer
+from refs._buffers.waiting import current_buffer
 
 N = 5
 SHAPES = [(), (3,), (2, 2), (3,), (4,)]

@@ -99,7 +99,7 @@ def test_each_argument_has_its_own(in_shardings):
 
     step(r, x, {"y": y})
     assert r[...] == 12 * N
-    _, _, [split, whole], _ = step.lower(r, x, {"y": y}).compile().input_shardings[0]
+    _, [split, whole] = step.lower(r, x, {"y": y}).compile().input_shardings[0]
     assert split.is_equivalent_to(SPLIT, 1)
     assert whole.is_equivalent_to(WHOLE, 2)
 
@@ -111,7 +111,7 @@ def test_static_arguments_have_none():
     r = refs.new_ref(jax.device_put(X, SPLIT))
     step(2, r, X)
     np.testing.assert_array_equal(r[...], X * 3)
-    _, _, [split], _ = step.lower(2, r, X).compile().input_shardings[0]
+    _, [split] = step.lower(2, r, X).compile().input_shardings[0]
     assert split.is_equivalent_to(SPLIT, 1)
 
 

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import refs
+from refs._buffers.operations import buffer_of
 
 pytestmark = pytest.mark.as_released
 
@@ -56,7 +57,7 @@ def test_every_written_ref_is_aliased_and_no_read_only_one():
     # State comes first among inputs and outputs: 4 passed, 3 closed over.
     assert aliases(compiled) == {k: k for k in range(7)}
     read_pointers = [r.unsafe_buffer_pointer() for r in (*read, untouched)]
-    kept = [r._buffer() for r in (*read, untouched)]
+    kept = [buffer_of(r) for r in (*read, untouched)]
     step(written, read, untouched, jnp.ones(3))
     assert [r.unsafe_buffer_pointer() for r in (*read, untouched)] == read_pointers
     assert not any(b.is_deleted() for b in kept)
@@ -104,7 +105,7 @@ def test_the_buffer_is_freed_with_the_refs_and_the_function():
         return r, step
 
     r, step = make()
-    handle, buffer = weakref.ref(r), weakref.ref(r._buffer())
+    handle, buffer = weakref.ref(r), weakref.ref(buffer_of(r))
     del r
     gc.collect()
     assert handle() is not None  # the function closes over it
@@ -118,7 +119,7 @@ def test_ref_arguments_are_not_kept():
     step = refs.jit(lambda r, x: r.at[0].set(x))
     r = ref()
     step(r, 1.0)
-    handle, buffer = weakref.ref(r), weakref.ref(r._buffer())
+    handle, buffer = weakref.ref(r), weakref.ref(buffer_of(r))
     del r
     gc.collect()
     assert handle() is None

@@ -11,6 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 
 import refs
+from refs._buffers.operations import buffer_of
 from refs.errors import RefValueError
 from tests import oracle
 
@@ -51,7 +52,7 @@ def shards(x):
 @everywhere
 def test_each_device_has_its_shard(wrap):
     r = split()
-    pointers = [s.data.unsafe_buffer_pointer() for s in r._buffer().addressable_shards]
+    pointers = [s.data.unsafe_buffer_pointer() for s in buffer_of(r).addressable_shards]
 
     def body(r, x):
         r[0] += x[1]
@@ -69,7 +70,7 @@ def test_each_device_has_its_shard(wrap):
     np.testing.assert_array_equal(out, 2 * np.concatenate(expected))
     assert r.sharding.is_equivalent_to(NamedSharding(mesh(), P("d")), 1)
     if wrap is refs.jit:
-        assert pointers == [s.data.unsafe_buffer_pointer() for s in r._buffer().addressable_shards]
+        assert pointers == [s.data.unsafe_buffer_pointer() for s in buffer_of(r).addressable_shards]
 
 
 @everywhere
