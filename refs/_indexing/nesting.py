@@ -3,9 +3,17 @@
 So a write through a view of a view costs only what it touches. It also reaches an element that the
 outer index names twice: in a copy of the outer part only one of its two places would be written,
 and putting the copy back would overwrite the element with the old value of the other place.
+
+Slices and integers are composed by arithmetic. What they can't say, such as an array that indexes
+what another array has picked, is said element by element: the place of each on each axis.
 """
 
 from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -27,170 +35,157 @@ from refs._types import Value
 def nest(outer: Index, inner: Index, *, writing: bool) -> Index:
     """The index of `inner`'s part of `outer`'s part.
 
-    Slices of slices are slices. An integer of `inner` that is out of bounds is moved to the nearest
-    place of `outer`'s part for a read. For a write it is moved out of the whole array's bounds.
+    An integer of `inner` that is out of bounds is moved to the nearest place of `outer`'s part for
+    a read. For a write it is moved out of the whole array's bounds.
     """
     if 0 in inner.result_shape:
         return _nothing(outer.shape, inner.result_shape)
     if 0 in outer.result_shape:  # Only for a write: `check_read` refuses reads.
         return _nowhere(outer.shape, inner.result_shape)
-    return _Nesting(outer, inner, writing).index()
+    made = [a for a, t in enumerate(outer.axes) if t is None]
+    of_arrays = [outer.axes.index(t) for t in outer.int_axes]
+    is_arithmetic = (
+        not (outer.has_arrays and inner.has_arrays)
+        and all(isinstance(inner.dims[a], Span) or is_static(inner.dims[a]) for a in made)
+        and all(_covers(inner.dims[a], outer.result_shape[a]) for a in of_arrays)
+    )
+    return (_by_arithmetic if is_arithmetic else _by_element)(outer, inner, writing)
 
 
-class _Nesting:
-    """The composition of two indices.
+# -- by arithmetic -------------------------------------------------------------------------------
 
-    Axes have names in it: `("int", j)` is axis `j` of the shape of `inner`'s integer arrays, and
-    `("span", a)` is the axis that `inner`'s slice on axis `a` of `outer`'s part gives.
+
+def _by_arithmetic(outer: Index, inner: Index, writing: bool) -> Index:
+    """`nest`, where `inner` takes what `outer`'s arrays have picked as it is, or there are none."""
+    axis_of = _axes_of_spans(outer)
+    dims: list[Any] = [
+        _part(outer, inner, k, axis_of[k], writing) if k in axis_of else d
+        for k, d in enumerate(outer.dims)
+    ]
+    new = Index.of_dims(
+        [d if isinstance(d, Span) else known(d, n) for d, n in zip(dims, outer.shape, strict=True)],
+        outer.shape,
+    )
+    # Axes have names: an integer is an axis of the shape of `inner`'s arrays, and `("span", a)` is
+    # what `inner`'s slice on axis `a` of `outer`'s part gives.
+    of_arrays = [("span", outer.axes.index(t)) for t in outer.int_axes]
+    names: dict[int, Any] = dict(zip(new.int_axes, of_arrays or inner.int_axes, strict=False))
+    kept = [("span", a) for k, a in axis_of.items() if isinstance(dims[k], Span)]
+    basic = [t for t in range(len(new.taken_shape)) if t not in new.int_axes]
+    names.update(zip(basic, kept, strict=True))
+    place = {name: t for t, name in names.items()}
+
+    spans = [("span", a) for a, d in enumerate(inner.dims) if isinstance(d, Span)]
+    rest = [t for t in range(len(inner.taken_shape)) if t not in inner.int_axes]
+    inner_names: dict[int, Any] = {t: t for t in inner.int_axes}
+    inner_names.update(zip(rest, spans, strict=True))
+    by_outer = {("span", a) for a, t in enumerate(outer.axes) if t in outer.flip}
+    by_inner = {inner_names[t] for t in inner.flip}
+    flip = {place[name] for name in by_outer ^ by_inner if name in place}
+    perm = tuple(place[name] for t in inner.perm if (name := inner_names[t]) in place)
+    return new._replace(flip=tuple(sorted(flip)), perm=perm, result_shape=inner.result_shape)
+
+
+def _part(outer: Index, inner: Index, k: int, a: int, writing: bool) -> Span | Value:
+    """`inner`'s part of `outer`'s slice on dimension `k`, which is axis `a` of `outer`'s part."""
+    span, part, n = outer.dims[k], inner.dims[a], outer.shape[k]
+    is_reversed = outer.axes[a] in outer.flip
+    if isinstance(part, Span):
+        if part.covers(span.size):
+            return span
+        start = _start(part, span.size)
+        if is_reversed:
+            start = span.size - 1 - (start + (part.size - 1) * part.step)
+        return Span(_start(span, n) + span.step * start, part.size, span.step * part.step)
+    if span.covers(n) and not is_reversed:
+        return part
+    place = _start(span, n) + span.step * _counted(part, span.size, is_reversed)
+    if writing and not is_static(part):
+        inside = is_inside(part, span.size)
+        place = numpy_of(inside, place).where(inside, place, np.int32(n))
+    return place
+
+
+# -- element by element --------------------------------------------------------------------------
+
+
+def _by_element(outer: Index, inner: Index, writing: bool) -> Index:
+    """`nest`, as an integer array for each dimension, of the shape of the result."""
+    shape = inner.result_shape
+    elements = _places(inner, outer.result_shape)
+
+    def picked(array: Value) -> Value:
+        """Of an array with the axes of `outer`'s part: what `inner` picks of it."""
+        axes = [a for a, n in enumerate(np.shape(array)) if n > 1]
+        of = numpy_of(array, *(elements[a] for a in axes))
+        # `jax.numpy` leaves a constant one of NumPy's until something is done to it.
+        array = of.broadcast_to(of.asarray(array), np.shape(array))
+        array = array.reshape([np.shape(array)[a] for a in axes])
+        return array[tuple(elements[a] for a in axes)] if axes else array
+
+    dims = [*map(picked, _places(outer, outer.shape))]
+    inside = [*map(picked, _inside(outer, outer.shape)), *_inside(inner, outer.result_shape)]
+    if writing and inside:
+        are_inside = functools.reduce(operator.and_, inside)
+        of = numpy_of(are_inside, dims[0])
+        dims[0] = of.where(are_inside, dims[0], np.int32(outer.shape[0]))
+    dims[0] = numpy_of(dims[0]).broadcast_to(dims[0], shape)
+    return Index.of_dims(dims, outer.shape)
+
+
+def _places(index: Index, shape: tuple[int, ...]) -> list[Value]:
+    """For each axis of an array of this shape: the places of what an index names, in bounds.
+
+    They are of the shape of its result, but of size 1 along axes that they don't depend on.
     """
+    axis_of, found = _axes_of_spans(index), []
+    for k, (dim, n) in enumerate(zip(index.dims, shape, strict=True)):
+        if isinstance(dim, Span):
+            steps = np.arange(dim.size, dtype=np.int32) * np.int32(dim.step)
+            a = axis_of[k]
+            if index.axes[a] in index.flip:
+                steps = steps[::-1]
+            steps = steps.reshape([-1 if axis == a else 1 for axis in range(len(index.axes))])
+            found.append(_start(dim, n) + steps)
+        else:
+            place = dim if is_static(dim) else clipped(_along_result(index, dim), n)
+            found.append(np.asarray(place, np.int32) if is_static(place) else place)
+    return found
 
-    def __init__(self, outer: Index, inner: Index, writing: bool):
-        self.outer, self.inner, self.writing = outer, inner, writing
-        self.axes = outer.axes
-        self.int_axes = outer.int_axes
-        spans = [k for k, d in enumerate(outer.dims) if isinstance(d, Span)]
-        basic = [t for t in range(len(outer.taken_shape)) if t not in self.int_axes]
-        # The axes of `outer`'s part: of each dimension with a slice, and of the integer arrays.
-        self.axis_of_dim = {k: self.axes.index(t) for k, t in zip(spans, basic, strict=True)}
-        self.axis_of_int = [self.axes.index(t) for t in self.int_axes]
-        self.made = [a for a, t in enumerate(self.axes) if t is None]
-        # Arrays on axes that `None` has made are put into the places of one dimension, the bearer.
-        loose = [a for a in self.made if not self.is_span(a) and not is_static(inner.dims[a])]
-        self.loose = loose
-        ranked = sorted(range(len(outer.dims)), key=lambda k: k in self.axis_of_dim)
-        self.bearer = ranked[0] if loose else None
-        spread = None if self.bearer is None else self.axis_of_dim.get(self.bearer)
-        # Slices that become integer arrays: their axes come after those of `inner`'s arrays.
-        self.tail = [a for a in (spread, *self.axis_of_int) if a is not None and self.is_span(a)]
-        self.int_shape = inner.int_shape + tuple(inner.dims[a].size for a in self.tail)
 
-    def is_span(self, a: int) -> bool:
-        return isinstance(self.inner.dims[a], Span)
+def _inside(index: Index, shape: tuple[int, ...]) -> Iterator[Value]:
+    """Which elements of an index's result are in bounds, by its integers that may not be."""
+    for dim, n in zip(index.dims, shape, strict=True):
+        if not (isinstance(dim, Span) or is_static(dim)):
+            yield is_inside(_along_result(index, dim), n)
 
-    def index(self) -> Index:
-        outer, inner = self.outer, self.inner
-        arrays = self.arrays()
-        dims = [
-            self.of_span(k, d) if k in self.axis_of_dim else arrays.get(k, d)
-            for k, d in enumerate(outer.dims)
-        ]
-        if self.bearer is not None:
-            dims[self.bearer] = self.borne(dims[self.bearer])
-        dims = [
-            d if isinstance(d, Span) else known(d, n)
-            for d, n in zip(dims, outer.shape, strict=True)
-        ]
 
-        new = Index.of_dims(dims, outer.shape)
-        names: dict[int, tuple[str, int]] = {}
-        ints = [("int", j) for j in range(len(inner.int_shape))]
-        ints += [("span", a) for a in self.tail]
-        names.update(zip(new.int_axes, ints, strict=True))
-        kept = [("span", a) for k, a in self.axis_of_dim.items() if isinstance(dims[k], Span)]
-        basic = [t for t in range(len(new.taken_shape)) if t not in names]
-        names.update(zip(basic, kept, strict=True))
-        place = {name: t for t, name in names.items()}
+def _along_result(index: Index, array: Value) -> Value:
+    """An integer array of an index, with the axes of the index's result."""
+    of = numpy_of(array)
+    array = of.broadcast_to(narrow(of.asarray(array), np.iinfo(np.int32).max), index.int_shape)
+    sizes = dict(zip(map(index.axes.index, index.int_axes), index.int_shape, strict=True))
+    return array.reshape([sizes.get(a, 1) for a in range(len(index.axes))])
 
-        inner_names: dict[int, tuple[str, int]] = dict(
-            zip(inner.int_axes, (("int", j) for j in range(len(inner.int_shape))), strict=True)
-        )
-        spans = [("span", a) for a in range(len(self.axes)) if self.is_span(a)]
-        rest = [t for t in range(len(inner.taken_shape)) if t not in inner_names]
-        inner_names.update(zip(rest, spans, strict=True))
 
-        reversed_by_outer = {("span", a) for a, t in enumerate(self.axes) if t in outer.flip}
-        reversed_by_inner = {inner_names[t] for t in inner.flip}
-        flip = {place[name] for name in reversed_by_outer ^ reversed_by_inner if name in place}
-        perm = tuple(place[n] for t in inner.perm if (n := inner_names[t]) in place)
-        return new._replace(flip=tuple(sorted(flip)), perm=perm, result_shape=inner.result_shape)
+# -- both ----------------------------------------------------------------------------------------
 
-    # -- one dimension each ----------------------------------------------------------------------
 
-    def of_span(self, k: int, span: Span) -> Span | Value:
-        """`inner`'s part of the slice on dimension `k`: a slice, or an array of places."""
-        a, n = self.axis_of_dim[k], self.outer.shape[k]
-        part = self.inner.dims[a]
-        if isinstance(part, Span):
-            if not part.covers(span.size):
-                part = self.slice_on(a)
-                start = _start(span, n) + span.step * part.start
-                span = Span(start, part.size, span.step * part.step)
-            return self.along(a, span, n) if a in self.tail else span
-        if span.covers(n) and not self.is_reversed(a):
-            return self.lifted(part)
-        return self.outside_is(n, _start(span, n) + span.step * self.elements_on(a), [a])
+def _axes_of_spans(index: Index) -> dict[int, int]:
+    """For each dimension with a slice: the axis of the index's result."""
+    spans = [k for k, d in enumerate(index.dims) if isinstance(d, Span)]
+    basic = [t for t in range(len(index.taken_shape)) if t not in index.int_axes]
+    return {k: index.axes.index(t) for k, t in zip(spans, basic, strict=True)}
 
-    def arrays(self) -> dict[int, Value]:
-        """By dimension, the parts of `outer`'s integer arrays; none if `inner` takes them whole."""
-        outer, axes = self.outer, self.axis_of_int
-        if all(self.is_span(a) and self.inner.dims[a].covers(self.part_size(a)) for a in axes):
-            return {}
-        places = tuple(
-            self.along(a, self.slice_on(a), self.part_size(a))
-            if self.is_span(a)
-            else self.elements_on(a)
-            for a in axes
-        )
-        found = {}
-        for k, array in enumerate(outer.dims):
-            if is_array(array):
-                of = numpy_of(array, *places)
-                array = narrow(of.asarray(array), outer.shape[k])
-                part = of.broadcast_to(array, outer.int_shape)[places]
-                found[k] = self.outside_is(
-                    outer.shape[k], part, [a for a in axes if not self.is_span(a)]
-                )
-        return found
 
-    def borne(self, dim: Value) -> Value:
-        """The bearer's places, broadcast against the arrays on axes that `None` has made."""
-        n = self.outer.shape[self.bearer or 0]
-        dim = self.outside_is(n, dim, self.loose)
-        arrays = [np.shape(self.lifted(self.inner.dims[a])) for a in self.loose]
-        of = numpy_of(dim)
-        return of.broadcast_to(dim, np.broadcast_shapes(np.shape(dim), *arrays))
+def _covers(dim: Span | Value, n: int) -> bool:
+    return isinstance(dim, Span) and dim.covers(n)
 
-    # -- axes ------------------------------------------------------------------------------------
 
-    def part_size(self, a: int) -> int:
-        return self.outer.result_shape[a]
-
-    def is_reversed(self, a: int) -> bool:
-        return self.axes[a] in self.outer.flip
-
-    def slice_on(self, a: int) -> Span:
-        """`inner`'s slice of an axis of the part, counted in the value before `outer.flip`."""
-        part, n = self.inner.dims[a], self.part_size(a)
-        start = _start(part, n)
-        if self.is_reversed(a):
-            start = n - 1 - (start + (part.size - 1) * part.step)
-        return part._replace(start=start)
-
-    def elements_on(self, a: int) -> Value:
-        """`inner`'s integers on an axis of the part, clamped, counted before `outer.flip`."""
-        i, n = self.inner.dims[a], self.part_size(a)
-        i = i if is_static(i) else clipped(self.lifted(i), n)
-        return n - 1 - i if self.is_reversed(a) else i
-
-    def outside_is(self, n: int, place: Value, axes: list[int]) -> Value:
-        """Places on an axis of size `n`; for a write, those where an integer of `inner` on `axes`
-        is out of bounds become `n`."""
-        for a in axes:
-            i = self.inner.dims[a]
-            if self.writing and not is_static(i):
-                inside = is_inside(self.lifted(i), self.part_size(a))
-                place = numpy_of(inside, place).where(inside, place, np.int32(n))
-        return place
-
-    def lifted(self, i: Value) -> Value:
-        """`inner`'s integers, with an axis of size 1 at the end for each slice in `tail`."""
-        return i if not np.ndim(i) else i.reshape(*i.shape, *(1,) * len(self.tail))
-
-    def along(self, a: int, span: Span, n: int) -> Value:
-        """A slice's places on an axis of size `n`: `[size, 1, …]`, to broadcast to `int_shape`."""
-        after = len(self.tail) - 1 - self.tail.index(a)
-        steps = np.arange(span.size, dtype=np.int32) * np.int32(span.step)
-        return _start(span, n) + steps.reshape(-1, *(1,) * after)
+def _counted(i: Value, n: int, is_reversed: bool) -> Value:
+    """Integers on an axis of size `n`, in bounds, counted from its other end if it is reversed."""
+    i = i if is_static(i) else clipped(i, n)
+    return n - 1 - i if is_reversed else i
 
 
 def _start(span: Span, n: int) -> Value:
