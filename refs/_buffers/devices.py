@@ -1,4 +1,4 @@
-"""The errors for refs that are used with arrays on other devices."""
+"""The error for refs and arrays that lie on different devices."""
 
 from __future__ import annotations
 
@@ -15,22 +15,15 @@ from refs._types import Buffer, RefLike
 from refs.errors import RefValueError
 
 
-def check_devices(ref: RefLike, buffer: Buffer, operands: Any) -> None:
+def check_devices(doing: str, ref: RefLike, buffer: Buffer, operands: Any) -> None:
     """Refuses arrays that somebody has put on other devices than those of a ref's buffer.
 
     Raises:
-      RefValueError: if there is one among the leaves of `operands`.
+      RefValueError: if there is one in the pytree `operands`.
     """
-    for x in jax.tree.leaves(operands) if buffer.committed else ():
-        # Equal shardings are common, and sets of a thousand devices take long to compare.
-        if not getattr(x, "committed", False) or x.sharding == buffer.sharding:
-            continue
-        if x.sharding.device_set != buffer.sharding.device_set:
-            raise RefValueError(
-                f"use of {_described(ref)}, which lies on {_devices(buffer)}, with an array that "
-                f"lies on {_devices(x)}. Move the array there, `jax.device_put(x, ref.sharding)`, "
-                "or the ref to where the array is, `refs.reshard(ref, sharding)`"
-            )
+    found = _by_devices([(ref, buffer)], operands) if buffer.committed else {}
+    if len(found) > 1:
+        raise _error(doing, found)
 
 
 @contextmanager
@@ -41,30 +34,42 @@ def devices_told(doing: str, refs: Sequence[RefLike], leaves: Sequence[Any] = ()
     except ValueError as error:
         if _jax.what_is_said(error) != "incompatible devices":
             raise
-        ours = [r for r in refs if store_of(r).may_donate and not store_of(r).is_shared]
-        if not ours:
+        stores = {ref: store_of(ref) for ref in refs if not isinstance(ref, _jax.Tracer)}
+        buffers = [(ref, store.cell[0]) for ref, store in stores.items() if store.is_movable]
+        if not buffers:
             raise
-        places: dict[frozenset[Any], RefLike] = {}
-        for ref in ours:
-            places.setdefault(frozenset(ref.sharding.device_set), ref)
-        said = [f"{_described(ref)} lies on {_devices(ref)}" for ref in places.values()]
-        arrays = [x for x in leaves if isinstance(x, _jax.ArrayImpl) and x.committed]
-        others = [x for x in arrays if frozenset(x.sharding.device_set) not in places]
-        if others:
-            said.append(f"an array of shape {others[0].shape} lies on {_devices(others[0])}")
-        raise RefValueError(
-            f"{doing} takes refs and arrays that lie on different devices: {'; '.join(said)}. "
-            "Move what is to go with the rest: a ref by `refs.reshard(ref, sharding)`, an array by "
-            "`jax.device_put(x, sharding)`. On all devices of a mesh it has the sharding "
-            "`jax.NamedSharding(mesh, jax.P())`"
-        ) from error
+        arrays = [x for x in leaves if isinstance(x, _jax.ArrayImpl)]
+        raise _error(doing, _by_devices(buffers, arrays)) from error
 
 
-def _described(ref: RefLike) -> str:
-    return origin_of(jax.typeof(ref)).describe()
+def _by_devices(
+    refs: Sequence[tuple[RefLike, Buffer]], operands: Any
+) -> dict[frozenset[Any], tuple[str, Buffer]]:
+    """For each set of devices: what lies on it, for messages, of refs and placed arrays."""
+    found: dict[frozenset[Any], tuple[str, Buffer]] = {}
+    for ref, buffer in refs:
+        described = origin_of(jax.typeof(ref)).describe()
+        found.setdefault(frozenset(buffer.sharding.device_set), (described, buffer))
+    known = refs[0][1].sharding
+    for x in jax.tree.leaves(operands):
+        # Equal shardings are common, and sets of a thousand devices take long to compare.
+        if getattr(x, "committed", False) and x.sharding != known:
+            devices = frozenset(x.sharding.device_set)
+            found.setdefault(devices, (f"an array of shape {x.shape}", x))
+    return found
 
 
-def _devices(x: jax.Array | RefLike) -> str:
-    """The device of an array or ref, or, if there are several, their number and its sharding."""
+def _error(doing: str, found: dict[frozenset[Any], tuple[str, Buffer]]) -> RefValueError:
+    lie = [f"{what} lies on {_devices(x)}" for what, x in found.values()]
+    return RefValueError(
+        f"{doing} takes refs and arrays that lie on different devices: {'; '.join(lie)}. Move what "
+        "is to go with the rest: a ref by `refs.reshard(ref, sharding)`, an array by "
+        "`jax.device_put(x, sharding)`. On all devices of a mesh it has the sharding "
+        "`jax.NamedSharding(mesh, jax.P())`"
+    )
+
+
+def _devices(x: Buffer) -> str:
+    """The device of an array, or, if there are several, their number and its sharding."""
     devices = x.sharding.device_set
     return str(*devices) if len(devices) == 1 else f"{len(devices)} devices ({x.sharding})"

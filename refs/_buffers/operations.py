@@ -41,7 +41,7 @@ def read(ref: RefLike, store: Store, idx: Indexer, out_sharding: Any = None) -> 
         except Busy:
             return patiently(partial(call_reading, store.cell, kernel, given), read=[ref])
     except (RuntimeError, ValueError):
-        check_devices(ref, buffer_of(ref), operands)  # It also says so if the value was lost.
+        check_devices("read", ref, buffer_of(ref), operands)  # or the ref's value was lost
         raise
 
 
@@ -71,7 +71,7 @@ def update(ref: RefLike, store: Store, idx: Indexer, method: str, value: Value) 
             # No lambda: what it closes over would take longer in each call.
             old = patiently(partial(exchange_one, store.cell, run, given, value), [ref])
     except (RuntimeError, ValueError):
-        check_devices(ref, buffer_of(ref), (operands, value))  # as in `read`
+        check_devices("write", ref, buffer_of(ref), (operands, value))  # as in `read`
         raise
     if not store.may_donate:
         store.settle()

@@ -237,7 +237,7 @@ def _overwrite(refs: Sequence[RefLike], held: list[Buffer], values: Sequence[Val
     kernels = [store_of(ref).kernels.alone for ref in refs]
     values = [k.prepared(value, k.shape) for k, value in zip(kernels, values, strict=True)]
     for ref, buffer, value in zip(refs, held, values, strict=True):
-        check_devices(ref, buffer, value)
+        check_devices("write", ref, buffer, value)
     defer()  # An interrupt between two of them would leave one new and the other old.
     for k, (of_ref, value) in enumerate(zip(kernels, values, strict=True)):
         held[k : k + 1], _ = of_ref.updater(EVERYTHING, "set").run(held[k : k + 1], (), value)

@@ -76,7 +76,7 @@ class Differentiable:
         for ref, value in zip(refs, values[n:], strict=True):
             trace.open(ref, value)
         with to_be_discharged(), _jax.set_current_trace(trace):
-            args, kwargs = self.inputs.rebuild(refs, values[:n])
+            args, kwargs = self.inputs.call.rebuild(refs, values[:n])
             result = advised(self._fun)(*args, **kwargs)
         output, aux = result if self.has_aux else (result, None)
         out, self.out_tree = jax.tree.flatten(output)
@@ -222,7 +222,7 @@ class _Known(_Access):
         def known(*args: Any, **kwargs: Any) -> Any:
             return PartlyKnown(fun(*args, **kwargs))
 
-        refs, rebuild = inputs.refs, inputs.rebuild
+        refs, rebuild = inputs.refs, inputs.call.rebuild
         t = Transaction.of(known, refs, inputs.arrays, rebuild, is_differentiated=True)
         return _Known(t, refs)
 

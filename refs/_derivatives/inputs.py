@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from refs._handles.predicates import is_ref, is_view
 from refs._handles.view import RefView
 from refs._indexing.index import Index
 from refs._tracing.names import one_name
-from refs._tracing.trace import unique
+from refs._tracing.trace import Call
 from refs._transactions.signature import check_arrays, dtype_of, path_of
 from refs._types import Aval, PyTree, PyTreeDef, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
@@ -43,18 +44,14 @@ class Inputs(NamedTuple):
     The `values` of the variables are `arrays`, then the contents of `refs`.
 
     Attributes:
-      rebuild: `rebuild(refs, arrays)` is `(args, kwargs)`: the arrays are in the variables' places,
-        and each ref is wherever it was, also in views.
-      refs: the distinct refs that are variables. Other refs and arrays stay in the call.
-      arrays: the array variables.
+      call: the call, which takes the variables: `call.rebuild(refs, arrays)` has the arrays in the
+        variables' places, and each ref wherever it was, also in views.
       tree: the structure of the variables, with views as leaves.
       variables: for each leaf of `tree`, its place among the values.
       path: gives the path of an array variable in the arguments, by its position.
     """
 
-    rebuild: Callable[[Sequence[RefLike], Sequence[Value]], tuple[tuple[Any, ...], dict[str, Any]]]
-    refs: list[RefLike]
-    arrays: list[Value]
+    call: Call
     tree: PyTreeDef
     variables: tuple[Variable, ...]
     path: Callable[[int], str]
@@ -86,36 +83,39 @@ class Inputs(NamedTuple):
                 check_ref(ref, doing)
         if any(ref_of(x) is not None for x in flat):  # Otherwise JAX's own error is told.
             check_arrays(doing, whole, flat, places, names=(name, "kwargs"))
-        refs = unique([r for i in places if (r := ref_of(flat[i])) is not None]).items
-        place = {id(r): k for k, r in enumerate(refs)}
-        arrays = {i: k for k, i in enumerate(i for i in places if ref_of(flat[i]) is None)}
+        variable_refs = {id(r) for i in places if (r := ref_of(flat[i])) is not None}
+        found = [i for i in sorted(places) if ref_of(flat[i]) is None]
+        arrays = {i: k for k, i in enumerate(found)}
+        is_variable = [
+            id(x) in variable_refs if is_ref(x) else i in arrays
+            for i, part in enumerate(flat)
+            for x in (jax.tree.leaves(part) if is_view(part) else [part])
+        ]
+        leaves = jax.tree.leaves((args, kwargs))
+        kept = {k: leaves[k] for k, is_taken in enumerate(is_variable) if not is_taken}
+        call = Call.of(args, kwargs, kept=kept)
+        place = {id(ref): len(found) + k for k, ref in enumerate(call.refs)}
 
         def variable(i: int) -> Variable:
             ref = ref_of(flat[i])
             if ref is None:
                 return Variable(arrays[i])
-            return Variable(len(arrays) + place[id(ref)], flat[i] if is_view(flat[i]) else None)
-
-        def rebuild(
-            new_refs: Sequence[RefLike], new_arrays: Sequence[Value]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            def replaced(i: int, x: Value) -> PyTree:
-                if i in arrays:
-                    return new_arrays[arrays[i]]
-                return jax.tree.map(lambda y: new_refs[place[id(y)]] if id(y) in place else y, x)
-
-            return jax.tree.unflatten(whole, [replaced(i, x) for i, x in enumerate(flat)])
+            return Variable(place[id(ref)], flat[i] if is_view(flat[i]) else None)
 
         variables = tuple(variable(i) for i in places)
-        found = [*arrays]
         return Inputs(
-            rebuild,
-            refs,
-            [flat[i] for i in found],
-            tree,
-            variables,
-            lambda k: path_of(whole, found[k], names=(name, "kwargs")),
+            call, tree, variables, lambda k: path_of(whole, found[k], names=(name, "kwargs"))
         )
+
+    @property
+    def refs(self) -> list[RefLike]:
+        """The distinct refs that are variables. Other refs and arrays stay in the call."""
+        return self.call.refs
+
+    @property
+    def arrays(self) -> list[Value]:
+        """The array variables."""
+        return self.call.leaves
 
     def describe(self, k: int) -> str:
         """The `k`-th value, for messages."""
@@ -189,9 +189,9 @@ def _positions(doing: str, argnums: int | Sequence[int], args: tuple[Any, ...]) 
 
 def _check_distinct(doing: str, leaves: Sequence[Value]) -> None:
     """Refuses a ref that is a variable twice, or both whole and in parts. Only parts may repeat."""
-    whole = [id(x) for x in leaves if is_ref(x)]
+    whole = Counter(id(x) for x in leaves if is_ref(x))
     parts = [x.ref for x in leaves if isinstance(x, RefView)]
-    repeated = [x for x in leaves if is_ref(x) and whole.count(id(x)) > 1]
+    repeated = [x for x in leaves if is_ref(x) and whole[id(x)] > 1]
     for ref in (*repeated, *(r for r in parts if id(r) in whole)):
         raise RefValueError(
             f"{doing} with respect to {describe(ref)} twice: its contents are one variable. "

@@ -28,7 +28,7 @@ from refs._indexing.places import (
     numpy_of,
     within,
 )
-from refs._indexing.syntax import Span, is_array
+from refs._indexing.syntax import Span
 from refs._types import Value
 
 

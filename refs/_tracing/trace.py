@@ -6,7 +6,8 @@ one ref, refs may be returned, and errors inside are told in terms of the user's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -304,18 +305,35 @@ _ADVICE: dict[str | None, tuple[type[Exception], str]] = {
 
 
 class Call(NamedTuple):
-    """The arguments of a call, flattened: distinct refs apart from the other leaves."""
+    """The arguments of a call, flattened: distinct refs apart from the other leaves.
+
+    Attributes:
+      tree: the structure of `(args, kwargs)`.
+      refs: the distinct refs.
+      ref_places: for each leaf that is taken: which distinct ref it is, or None.
+      leaves: the others.
+      flat: all leaves that are taken.
+      kept: leaves that stay what they are, by their positions in the tree: all others are taken.
+    """
 
     tree: PyTreeDef
     refs: list[RefLike]
-    ref_places: tuple[int | None, ...]  # for each leaf: which distinct ref, or None
+    ref_places: tuple[int | None, ...]
     leaves: list[Value]
     flat: list[Any]
+    kept: Mapping[int, Any] = MappingProxyType({})
 
     @staticmethod
-    def of(args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool = True) -> Call:
+    def of(
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        runs: bool = True,
+        kept: Mapping[int, Any] = MappingProxyType({}),
+    ) -> Call:
         """`runs` is False where nothing is run: then a `ShapeDtypeStruct` may stand for a ref."""
         flat, tree = jax.tree.flatten((args, kwargs))
+        if kept:
+            flat = [x for k, x in enumerate(flat) if k not in kept]
         flat = flat if runs else [*map(handle_or_abstract, flat)]
         in_trace = not _jax.at_top_level()  # where a ref may have two names
         refs: dict[int, tuple[int, RefLike]] = {}
@@ -331,13 +349,16 @@ class Call(NamedTuple):
         items = [ref for _, ref in refs.values()]
         for ref in items:
             access.check_ref(ref, "call")
-        return Call(tree, items, tuple(places), leaves, flat)
+        return Call(tree, items, tuple(places), leaves, flat, kept)
 
     def rebuild(
         self, refs: Sequence[RefLike], leaves: Sequence[Value]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         rest = iter(leaves)
         flat = [next(rest) if k is None else refs[k] for k in self.ref_places]
+        if self.kept:
+            taken, places = iter(flat), range(self.tree.num_leaves)
+            flat = [self.kept[k] if k in self.kept else next(taken) for k in places]
         return jax.tree.unflatten(self.tree, flat)
 
 

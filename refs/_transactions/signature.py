@@ -299,45 +299,19 @@ def flags(doing: str, name: str, prefix: PyTree, tree: PyTreeDef) -> list[bool]:
     ]
 
 
-class Given(NamedTuple):
-    """The arguments of a call with an axis or a spec for each leaf; leaves with None are shared.
+def mapped_call(
+    doing: str, args: tuple[Any, ...], kwargs: dict[str, Any], items: Sequence[Any]
+) -> tuple[Call, list[Any]]:
+    """A call with an axis or a spec for each leaf, and those of the leaves that are taken.
 
-    Attributes:
-      call: a call whose one argument is the list of leaves that aren't shared.
-      items: their axes or specs.
-      tree: the structure of `(args, kwargs)`.
-      shared: the shared leaves, by their positions in it.
+    A leaf with None is kept: the function has it as it is, whatever is done with others.
     """
-
-    call: Call
-    items: list[Any]
-    tree: PyTreeDef
-    shared: dict[int, Value | RefLike]
-
-    @staticmethod
-    def of(
-        doing: str, args: tuple[Any, ...], kwargs: dict[str, Any], items: Sequence[Any]
-    ) -> Given:
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        shared = {
-            k: _shared(x)
-            for k, (x, item) in enumerate(zip(leaves, items, strict=True))
-            if item is None
-        }
-        said = {k: item for k, item in enumerate(items) if item is not None}
-        if any(map(is_ref, leaves)):  # Otherwise JAX's own error is told.
-            check_arrays(doing, tree, leaves, said)
-        return Given(Call.of(([leaves[k] for k in said],), {}), [*said.values()], tree, shared)
-
-    def rebuild(
-        self, refs: Sequence[RefLike], leaves: Sequence[Value]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        [rest], _ = self.call.rebuild(refs, leaves)
-        others = iter(rest)
-        places = range(self.tree.num_leaves)
-        return jax.tree.unflatten(
-            self.tree, [self.shared[k] if k in self.shared else next(others) for k in places]
-        )
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    taken = {k: item for k, item in enumerate(items) if item is not None}
+    if any(map(is_ref, leaves)):  # Otherwise JAX's own error is told.
+        check_arrays(doing, tree, leaves, taken)
+    kept = {k: _shared(x) for k, x in enumerate(leaves) if k not in taken}
+    return Call.of(args, kwargs, kept=kept), [*taken.values()]
 
 
 def _shared(x: Value | RefLike) -> Value | RefLike:

@@ -19,7 +19,7 @@ from refs._handles.ref_type import RefType
 from refs._handles.resharding import placement_of, reshard
 from refs._tracing.trace import Call, ref_type
 from refs._transactions.calls import in_transaction
-from refs._transactions.signature import Given, check_callable, per_leaf, without_views
+from refs._transactions.signature import check_callable, mapped_call, per_leaf, without_views
 from refs._transactions.transaction import Slot, Transaction
 from refs._types import PyTree, RefLike, Value
 from refs.errors import RefTypeError, RefValueError
@@ -88,9 +88,8 @@ def shard_map(
     def mapped(*args: Any) -> Any:
         is_inferred = in_specs is INFER
         specs = _leaf_specs(PartitionSpec() if is_inferred else in_specs, args)
-        given = Given.of("shard_map", args, {}, specs)
-        call = given.call
-        of_refs, of_leaves = _split(call, None if is_inferred else given.items)
+        call, taken = mapped_call("shard_map", args, {}, specs)
+        of_refs, of_leaves = _split(call, None if is_inferred else taken)
 
         def sharded(
             body: Callable[..., Any], out_specs: PyTree, *in_specs: PyTree
@@ -115,7 +114,7 @@ def shard_map(
                     RefType.of(_jax.AbstractRef(jax.typeof(x)), ref_type(r).origin)
                     for x, r in zip(refs_inside, refs, strict=True)
                 ]
-                found.append(Transaction.of(shard_fun, refs, leaves, given.rebuild, types))
+                found.append(Transaction.of(shard_fun, refs, leaves, call.rebuild, types))
 
             jax.eval_shape(
                 sharded(probe, None, of_refs, of_leaves), [_array_type(r) for r in refs], leaves

@@ -26,7 +26,7 @@ from refs._tracing.facts import can_fail
 from refs._tracing.touch_analysis import uses_refs
 from refs._tracing.trace import Call, ref_type
 from refs._transactions.calls import in_transaction
-from refs._transactions.signature import Given, check_callable, per_leaf, without_views
+from refs._transactions.signature import check_callable, mapped_call, per_leaf, without_views
 from refs._transactions.transaction import Slot, Transaction
 from refs._transforms import by_jax
 from refs._transforms.own_axes import taken_apart
@@ -120,8 +120,8 @@ def vmap(
             return vmap(lane, lane_axes, out_axes, **options)(*args, **kwargs)
         refused = None
         try:
-            given = Given.of("vmap", args, kwargs, _leaf_axes(in_axes, args, kwargs))
-            axes = _Axes.of(given.call, given.items, axis_size)
+            call, taken = mapped_call("vmap", args, kwargs, _leaf_axes(in_axes, args, kwargs))
+            axes = _Axes.of(call, taken, axis_size)
         except (RefTypeError, RefValueError) as error:
             if takes_refs:
                 raise
@@ -130,15 +130,14 @@ def vmap(
             nothing = functools.wraps(fun)(lambda *_, **__: ())
             jax.vmap(nothing, in_axes, axis_size=axis_size)(*args, **kwargs)
             raise refused  # pragma: no cover, JAX has refused it in its own words
-        call = given.call
 
         def inside(refs: Sequence[RefLike], leaves: Sequence[Value]) -> Any:
             env = [] if axis_name is None else [(axis_name, axes.size)]
             if axes.mesh_axes is not None:
-                _check_as_jax(given, axes, leaves, spmd_axis_name)
+                _check_as_jax(call, axes, leaves, spmd_axis_name)
             with in_lane(), _jax.lane_axes(spmd_axis_name, axes.mesh_axes):
                 t = Transaction.of(
-                    lane_fun, refs, axes.leaf_types, given.rebuild, axes.ref_types, env
+                    lane_fun, refs, axes.leaf_types, call.rebuild, axes.ref_types, env
                 )
             may_touch_refs = _may_touch_refs(t.traced.jaxpr)
             by_jax.note(fun, not (may_touch_refs or call.refs or can_fail(t.traced.jaxpr)))
@@ -364,9 +363,9 @@ def _may_touch_refs(closed: ClosedJaxpr) -> bool:
     return uses_refs(closed) or calls_host(closed) or derivative_rules.is_open_in(closed.jaxpr)
 
 
-def _check_as_jax(given: Given, axes: _Axes, leaves: Sequence[Value], spmd_axis_name: Any) -> None:
+def _check_as_jax(call: Call, axes: _Axes, leaves: Sequence[Value], spmd_axis_name: Any) -> None:
     """Raises the errors of `jax.vmap` about arguments on an explicit mesh, before a trace."""
-    shared = [x for x in given.shared.values() if isinstance(x, jax.Array)]
+    shared = [x for x in call.kept.values() if isinstance(x, jax.Array)]
     check = jax.vmap(
         lambda mapped, shared: (),
         in_axes=(axes.of_leaves, None),

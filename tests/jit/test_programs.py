@@ -58,59 +58,6 @@ def test_an_untouched_ref_has_to_be_alive():
     holds(a, 2)
 
 
-def test_keys_and_their_bits_in_turn():
-    """To XLA they are alike."""
-
-    @refs.jit
-    def step(r):
-        if jnp.issubdtype(r.dtype, jax.dtypes.prng_key):
-            r[...] = jax.random.fold_in(r[...], 1)
-        else:
-            r[...] += 1
-
-    expected = key = jax.random.key(0)
-    key, bits = refs.new_ref(key), refs.new_ref(jnp.zeros(2, jnp.uint32))
-    for _ in range(3):
-        step(key)
-        expected = jax.random.fold_in(expected, 1)
-    for _ in range(3):
-        step(bits)
-    step(key)
-    np.testing.assert_array_equal(bits, [3, 3])
-    expected = jax.random.fold_in(expected, 1)
-    assert (jax.random.key_data(key[...]) == jax.random.key_data(expected)).all()
-
-
-def test_types_with_other_roles_in_turn():
-    """What is written depends on a shape: no program has both as forms."""
-
-    @refs.jit
-    def step(a, b, x):
-        (a if x.ndim else b)[...] += 1
-
-    a, b = refs.new_ref(0.0), refs.new_ref(0.0)
-    for _ in range(4):
-        step(a, b, jnp.ones(2))
-        step(a, b, 1.0)
-        step(a, b, jnp.ones(3))
-    holds(a, 8)
-    holds(b, 4)
-
-
-def test_shapes_of_refs_with_other_roles_in_turn():
-    @refs.jit
-    def step(a, b):
-        (a if a.ndim else b)[...] += 1
-
-    a, b, c = refs.new_ref(jnp.zeros(2)), refs.new_ref(0.0), refs.new_ref(0.0)
-    for _ in range(4):
-        step(a, b)
-        step(c, b)
-    holds(a, 4, 4)
-    holds(b, 4)
-    holds(c, 0)
-
-
 # --- Others ---------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,106 @@
+"""refs.jit: a function that is called in turn with arguments that need other programs, or don't."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import refs
+
+
+def holds(r, *values):
+    np.testing.assert_array_equal(np.array(r[...]), np.float32(values))
+
+
+def test_keys_and_their_bits_in_turn():
+    """To XLA they are alike."""
+
+    @refs.jit
+    def step(r):
+        if jnp.issubdtype(r.dtype, jax.dtypes.prng_key):
+            r[...] = jax.random.fold_in(r[...], 1)
+        else:
+            r[...] += 1
+
+    expected = key = jax.random.key(0)
+    key, bits = refs.new_ref(key), refs.new_ref(jnp.zeros(2, jnp.uint32))
+    for _ in range(3):
+        step(key)
+        expected = jax.random.fold_in(expected, 1)
+    for _ in range(3):
+        step(bits)
+    step(key)
+    np.testing.assert_array_equal(bits, [3, 3])
+    expected = jax.random.fold_in(expected, 1)
+    assert (jax.random.key_data(key[...]) == jax.random.key_data(expected)).all()
+
+
+def test_types_with_other_roles_in_turn():
+    """What is written depends on a shape: no program has both as forms."""
+
+    @refs.jit
+    def step(a, b, x):
+        (a if x.ndim else b)[...] += 1
+
+    a, b = refs.new_ref(0.0), refs.new_ref(0.0)
+    for _ in range(4):
+        step(a, b, jnp.ones(2))
+        step(a, b, 1.0)
+        step(a, b, jnp.ones(3))
+    holds(a, 8)
+    holds(b, 4)
+
+
+def test_shapes_of_refs_with_other_roles_in_turn():
+    @refs.jit
+    def step(a, b):
+        (a if a.ndim else b)[...] += 1
+
+    a, b, c = refs.new_ref(jnp.zeros(2)), refs.new_ref(0.0), refs.new_ref(0.0)
+    for _ in range(4):
+        step(a, b)
+        step(c, b)
+    holds(a, 4, 4)
+    holds(b, 4)
+    holds(c, 0)
+
+
+@pytest.mark.parametrize("way", ["positional", "named"])
+def test_static_arguments_in_turn(way):
+    traced = []
+
+    @functools.partial(refs.jit, static_argnames="n")
+    def step(r, x, n=0, *, y=0.0):
+        traced.append(n)
+        r[...] += x * n + y
+
+    r, expected = refs.new_ref(0.0), 0.0
+    for n in [1, True, 1.0, 2, 1, True, "none", 2, 1.0] * 2:
+        if n == "none":
+            step(r, 1.0, y=5.0)
+            expected += 5
+        else:
+            _ = step(r, 1.0, n) if way == "positional" else step(r, 1.0, n=n)
+            expected += n
+    holds(r, expected)
+    assert [*map(repr, traced)] == ["1", "True", "1.0", "2", "0"]
+
+
+def test_one_form_for_each_kind_of_arrays_and_one_program():
+    """What isn't compiled again needs no look-up either: JAX's own code tells the types apart."""
+    traced = []
+
+    @refs.jit
+    def step(state, x):
+        traced.append(x.shape)
+        state["r"][...] += x.sum()
+
+    r = refs.new_ref(0.0)
+    for n in (1, 2, 3, 1, 2, 3):
+        step({"r": r}, jnp.ones(n))
+        step({"r": r}, np.ones(n, np.float32))
+    holds(r, 24)
+    assert traced == [(1,), (2,), (3,)]
+    assert step._cache_size() == 3
