@@ -72,7 +72,7 @@ def export(
 
     Raises:
       RefTypeError: when called, if `fun` closes over a ref that it touches, returns a ref that it
-        makes, or is given refs of a pack.
+        makes, or is given refs of a pack or in the host's memory.
 
     >>> step = refs.jit(lambda state, x: state["sum"].addupdate(x))
     >>> state = {"sum": refs.new_ref(1.0)}
@@ -194,6 +194,12 @@ def _check(name: str, t: Any) -> None:
             raise RefTypeError(
                 f"export of `{name}`, which closes over {slot.origin.describe()}: where it "
                 "will be called that ref isn't. Pass it as an argument"
+            )
+    for aval in t.in_avals:
+        if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
+            raise RefTypeError(
+                f"export of `{name}` over a ref in the host's memory, where JAX exports nothing: "
+                "export it over refs in the device's, and call it with any refs"
             )
     if t.new_origins:
         raise RefTypeError(

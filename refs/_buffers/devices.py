@@ -34,8 +34,8 @@ def devices_told(doing: str, refs: Sequence[RefLike], leaves: Sequence[Any] = ()
     except ValueError as error:
         if _jax.what_is_said(error) != "incompatible devices":
             raise
-        stores = {ref: store_of(ref) for ref in refs if not isinstance(ref, _jax.Tracer)}
-        buffers = [(ref, store.cell[0]) for ref, store in stores.items() if store.is_movable]
+        concrete = [ref for ref in refs if not isinstance(ref, _jax.Tracer)]
+        buffers = [(ref, store_of(ref).cell[0]) for ref in concrete]
         if not buffers:
             raise
         arrays = [x for x in leaves if isinstance(x, _jax.ArrayImpl)]
@@ -65,7 +65,7 @@ def _error(doing: str, found: dict[frozenset[Any], tuple[str, Buffer]]) -> RefVa
         f"{doing} takes refs and arrays that lie on different devices: {'; '.join(lie)}. Move what "
         "is to go with the rest: a ref by `refs.reshard(ref, sharding)`, an array by "
         "`jax.device_put(x, sharding)`. On all devices of a mesh it has the sharding "
-        "`jax.NamedSharding(mesh, jax.P())`"
+        "`jax.NamedSharding(mesh, jax.P())`. Refs of a pack, and of JAX's own, are made there"
     )
 
 

@@ -40,9 +40,12 @@ def read(ref: RefLike, store: Store, idx: Indexer, out_sharding: Any = None) -> 
             return call_reading(store.cell, kernel, given)
         except Busy:
             return patiently(partial(call_reading, store.cell, kernel, given), read=[ref])
-    except (RuntimeError, ValueError):
+    except (RuntimeError, ValueError) as error:
         check_devices("read", ref, buffer_of(ref), operands)  # or the ref's value was lost
-        raise
+        if not _is_of_a_mesh(error):
+            raise
+        with jax.set_mesh(None):
+            return read(ref, store, idx, out_sharding)
 
 
 def update(ref: RefLike, store: Store, idx: Indexer, method: str, value: Value) -> Any:
@@ -70,9 +73,12 @@ def update(ref: RefLike, store: Store, idx: Indexer, method: str, value: Value) 
         except Busy:
             # No lambda: what it closes over would take longer in each call.
             old = patiently(partial(exchange_one, store.cell, run, given, value), [ref])
-    except (RuntimeError, ValueError):
+    except (RuntimeError, ValueError) as error:
         check_devices("write", ref, buffer_of(ref), (operands, value))  # as in `read`
-        raise
+        if not _is_of_a_mesh(error):
+            raise
+        with jax.set_mesh(None):
+            return update(ref, store, idx, method, value)
     if not store.may_donate:
         store.settle()
     return None if old is None else _jax.wrap_keys(old, kernels.dtype)
@@ -81,6 +87,12 @@ def update(ref: RefLike, store: Store, idx: Indexer, method: str, value: Value) 
 def _blamed(error: RefError, doing: str, ref: RefLike) -> RefError:
     check_usable(ref)  # It comes first that the ref has ended.
     return blamed(error, doing, jax.typeof(ref))
+
+
+def _is_of_a_mesh(error: Exception) -> bool:
+    """Whether JAX has refused a kernel because a mesh is set, of which the ref lies outside."""
+    is_about_devices = _jax.what_is_said(error) == "incompatible devices"
+    return is_about_devices and not jax.sharding.get_mesh().empty
 
 
 def with_buffer(ref: RefLike, call: Callable[..., Any], operand: Any = None) -> Any:
@@ -123,7 +135,8 @@ def array_for_jax(ref: RefLike, is_read: bool = False) -> jax.Array:
     if not isinstance(buffer, jax.Array):
         return jax.ShapeDtypeStruct(ref.shape, ref.dtype, sharding=buffer.sharding)  # type: ignore[return-value]
     if not store.is_shared:
-        return _jax.wrap_keys(buffer, ref.dtype)
+        with _jax.set_current_trace(_jax.eval_trace):  # It is no operation of a trace.
+            return _jax.wrap_keys(buffer, ref.dtype)
     copy: Any = with_buffer(ref, lambda buffer, _: store.bits(buffer))
     # JAX calls it when it has run a program that wrote the ref.
     copy._replace_with = lambda new: update(ref, store, ..., "set", new)

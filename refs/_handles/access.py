@@ -43,6 +43,11 @@ def check_ref(ref: RefLike, doing: str) -> Aval:
             )
         return ref._aval.inner_aval
     if not isinstance(ref, _jax.NativeRef):
+        if isinstance(of := getattr(ref, "ref", None), _jax.NativeRef):
+            raise RefTypeError(
+                f"{doing} of a part of {describe(of)}: a view has methods for it, "
+                f"`view.{doing}(…)`, or `view.at[i]` for a part of the part"
+            )
         raise RefTypeError(
             f"{doing} needs a Ref, not a {type(ref).__name__}: make one with `refs.new_ref`"
         )

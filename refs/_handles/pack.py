@@ -39,8 +39,8 @@ def pack(tree: PyTree, *, larger_than: int = LARGEST, name: str | None = None) -
     Args:
       tree: a pytree of arrays and scalars.
       larger_than: in bytes; larger leaves get buffers of their own, as do PRNG keys, empty arrays
-        and those on several devices. By default 16 KiB: to copy more takes longer than to pass a
-        buffer.
+        and those on several devices or in the host's memory. By default 16 KiB: to copy more takes
+        longer than to pass a buffer.
       name: what the refs are called in messages: `params` makes `params['w']` of the leaf at `w`,
         which without a name is called `['w']`.
 
@@ -94,7 +94,7 @@ def pack(tree: PyTree, *, larger_than: int = LARGEST, name: str | None = None) -
 
 def _kind(leaf: Any, larger_than: int) -> Hashable:
     """What small leaves in one buffer have in common; None for a leaf with a buffer of its own."""
-    if not _jax.at_top_level() or _jax.is_key(leaf.dtype):
+    if not _jax.at_top_level() or _jax.is_key(leaf.dtype) or _jax.is_in_host_memory(leaf):
         return None
     if not 0 < leaf.size * leaf.dtype.itemsize <= larger_than:
         return None

@@ -71,17 +71,37 @@ def reshard(ref: RefLike, sharding: Placement) -> None:
 
     def moved(held: list[Buffer]) -> tuple[list[Buffer], None]:
         defer()
-        old = ref._aval
         value = _jax.place(_jax.wrap_keys(held[0], ref._dtype), sharding, copy=False)
-        aval = _jax.AbstractRef(jax.typeof(value), _jax.memory_space(value), old.kind)
         held[:] = [_jax.unwrap_keys(value)]
         # Until the buffer is back in its cell nobody uses the ref.
-        store.see(value)
+        _note_value(ref, value)
         store.is_placed = True
-        ref._note_placement(strong_type(aval, old.origin))
         return held, None
 
     patiently(lambda: exchange_one(store.cell, moved), written=[ref])
+
+
+def _note_value(ref: Ref, value: jax.Array) -> None:
+    """Makes what is known of where a ref lies true of the value that it has got."""
+    old = ref._aval
+    aval = _jax.AbstractRef(jax.typeof(value), _jax.memory_space(value), old.kind)
+    ref._store.see(value)
+    ref._note_placement(strong_type(aval, old.origin))
+
+
+def note_mesh(refs: Iterable[RefLike]) -> None:
+    """Notices the refs that have come to lie over a mesh where one was set: their types say so.
+
+    What is written on the only device of a mesh lies over the mesh, as arrays do.
+    """
+    for ref in refs:
+        if type(ref) is Ref and ref._store.is_movable:
+            for buffer in [*ref._store.cell]:
+                value = _jax.wrap_keys(buffer, ref._dtype)
+                known: Any = ref._aval.inner_aval
+                is_lost = buffer.is_deleted()
+                if not is_lost and jax.typeof(value).sharding != known.sharding:
+                    _note_value(ref, value)
 
 
 def placement_of(x: RefLike | Value) -> Sharding | None:

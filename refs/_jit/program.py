@@ -168,8 +168,7 @@ class Program:
 
     def takes(self, t: Staged, call: Call, donated: Sequence[bool]) -> bool:
         """Whether a function that was traced for other types can be a form of it."""
-        same = (t.out_tree, t.out_leaves) == (self.out_tree, self.out_leaves)
-        if not same or any(m is not None for m in t.out_leaves):
+        if any(m is not None for m in (*t.out_leaves, *self.out_leaves)):  # Refs are returned.
             return False
         written = t.refs(t.written, call.refs)
         fails = can_fail(t.closed) if written else calls_host(t.closed)
@@ -348,7 +347,7 @@ def _facts(t: Staged, operands: Operands, copied: Sequence[int]) -> Any:
     """What the forms of a program have in common."""
     slots = [[(s.argument, s.outer) for s in some] for some in (t.written, t.read)]
     keys = [d if _jax.is_key(d) else None for d in map(dtype_of, t.out_avals)]
-    return operands.facts(), slots, t.n_new, t.packing.facts(), keys, [*copied]
+    return t.out_tree, operands.facts(), slots, t.n_new, t.packing.facts(), keys, [*copied]
 
 
 def _copied(t: Staged, written: Sequence[RefLike]) -> list[int]:

@@ -17,7 +17,7 @@ from refs._buffers.devices import devices_told
 from refs._discharge.op_by_op import is_staged
 from refs._handles.access import check_ref
 from refs._handles.ref import Ref
-from refs._handles.resharding import go_along
+from refs._handles.resharding import go_along, note_mesh
 from refs._jit.dispatch import Bucket, Methods, Table, dispatcher
 from refs._jit.inner import Inner, key_of
 from refs._jit.plain import GetFun, Plain
@@ -277,6 +277,7 @@ class Programs:
         """
         go_along(call.refs, call.flat)
         while True:
+            note_mesh(call.refs)
             kinds = self._kinds(static, call)
             bucket = self.table.bucket(static, call.tree)
             program = next((p for p in bucket.programs if p.knows(kinds, call)), None)
@@ -284,7 +285,9 @@ class Programs:
             # Which refs it closes over is known now.
             if not program.is_plain:
                 places = program.forms[kinds].places
-                if go_along(program.operands.refs_of(call.flat), [*call.flat, *places]):
+                touched = program.operands.refs_of(call.flat)
+                note_mesh(touched)
+                if go_along(touched, [*call.flat, *places]) or not program.knows(kinds, call):
                     continue
                 if is_compiled:
                     program.compile_ahead(kinds, call.flat)
@@ -334,7 +337,11 @@ class Programs:
         """
         call = Call.of(args, kwargs)
         go_along(call.refs, call.flat)
-        fits = call.tree == program.in_tree and program.operands.fit(call)
+        fits = (
+            call.tree == program.in_tree
+            and program.operands.fit(call)
+            and program.operands.written_of(call.flat) is not None
+        )
         return fits and all(map(is_like, call.flat, argument_types)), call.flat
 
     def _plain(self, static: Static | None, call: Call) -> Plain:

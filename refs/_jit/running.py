@@ -218,7 +218,10 @@ def carefully(
             saved = [*filterfalse(copied.__contains__, lost)]
             for k in saved:
                 held[k] = jnp.array(lost[k])
-            raise_failure(failure, [written[k] for k in saved])
+            try:
+                raise_failure(failure, [written[k] for k in saved])
+            finally:
+                del failure  # Its traceback holds this frame, and so the refs.
         finally:
             of_thread.before.pop()
         return held, results[0][1]

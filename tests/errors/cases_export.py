@@ -16,6 +16,16 @@ def add(a, b):
 
 @raises(
     errors.RefTypeError,
+    "export of `add` over a ref in the host's memory, where JAX exports nothing: export it over "
+    "refs in the device's, and call it with any refs",
+)
+def export_over_a_ref_in_the_hosts_memory(r, i):
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    refs.export.export(add)(refs.new_ref(X, sharding=place), r)
+
+
+@raises(
+    errors.RefTypeError,
     "export of `count`, which closes over ref `r` (created at FILE:N): where it will be called "
     "that ref isn't. Pass it as an argument",
 )

@@ -136,6 +136,15 @@ def write_in_a_callback_of_what_its_call_reads(r, i):
     exchange.exchange([], write, ([],), [ref._store.cell], [], calls_back=True)
 
 
+@raises(
+    errors.RefTypeError,
+    "get of a part of ref `r` (created at FILE:N): a view has methods for it, `view.get(…)`, or "
+    "`view.at[i]` for a part of the part",
+)
+def function_of_a_ref_on_a_view(r, i):
+    refs.get(r.at[1:], 0)
+
+
 def holding(ref, use):
     """`use()` while another thread holds a ref, and nobody waits long."""
     taken, may_go_on = threading.Event(), threading.Event()

@@ -16,6 +16,8 @@ import pytest
 
 import refs
 
+in_host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+
 
 def tree():
     return {"w": jnp.arange(6.0).reshape(2, 3), "b": [jnp.ones(2), np.zeros((), np.float32)]}
@@ -60,8 +62,8 @@ def test_each_dtype_has_its_buffer():
 
 @pytest.mark.parametrize(
     "leaf",
-    [jnp.zeros(100), jax.random.key(0), jnp.zeros((0, 2))],
-    ids=["large", "key", "empty"],
+    [jnp.zeros(100), jax.random.key(0), jnp.zeros((0, 2)), jax.device_put(jnp.zeros(3), in_host)],
+    ids=["large", "key", "empty", "in the host's memory"],
 )
 def test_leaves_with_a_buffer_of_their_own(leaf):
     packed = refs.pack([1.0, leaf, 2.0], larger_than=100)
@@ -234,6 +236,15 @@ def test_threads_that_write_different_ones():
     threads = [threading.Thread(target=work, args=(r,)) for r in packed]
     _ = [t.start() for t in threads], [t.join() for t in threads]
     equal(packed, [np.full(3, 200)] * 4)
+
+
+def test_a_compiled_function_is_for_refs_in_their_order():
+    a, b = refs.pack([jnp.float32(0), jnp.float32(0)])
+    compiled = refs.jit(lambda r: r.set(r[...] + 1)).lower(a).compile()
+    compiled(a)
+    with pytest.raises(refs.errors.RefTypeError, match="refs of a pack are of other types"):
+        compiled(b)
+    equal([a, b], [1.0, 0.0])
 
 
 def test_a_lost_value_is_told_of_each():

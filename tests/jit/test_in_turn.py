@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import P
+from jax.sharding import AxisType
 
 import refs
 
@@ -104,3 +106,48 @@ def test_one_form_for_each_kind_of_arrays_and_one_program():
     holds(r, 24)
     assert traced == [(1,), (2,), (3,)]
     assert step._cache_size() == 3
+
+
+def test_forms_that_return_other_refs():
+    c, a = refs.new_ref(0, name="c"), refs.new_ref(0, name="a")
+
+    @refs.jit
+    def step(x):
+        c[...] += 1
+        return x if isinstance(x, jax.Ref) else c
+
+    for _ in range(2):
+        assert step(1) is c
+        assert step(a) is a
+    assert int(c) == 4
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("placed", ["by nobody", "on the device", "over the mesh"])
+def test_where_a_mesh_of_one_device_is_set(kind, placed):
+    """What is written there has another type, one over the mesh."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(kind,))
+    places = {"on the device": jax.devices()[0], "over the mesh": jax.NamedSharding(mesh, P("x"))}
+    state = refs.new_ref(jnp.zeros(2), sharding=places.get(placed))
+    count = refs.new_ref(0)
+
+    @refs.jit
+    def step(x):
+        state[...] += x
+        count[...] += 1
+
+    given = refs.jit(lambda r, x: r.addupdate(x))
+
+    def use():
+        for _ in range(3):
+            step(1.0)
+            given(state, 1.0)
+
+    use()
+    with jax.set_mesh(mesh):
+        use()
+    use()
+    state[0] += 1
+    state.at[1].add(1.0)
+    holds(state, 19, 19)
+    assert int(count) == 9
