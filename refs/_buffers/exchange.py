@@ -39,7 +39,7 @@ buffers are back.
 
 **An error.** If a cell is empty, `list.pop` raises. The buffers taken before that are in `held`,
 and `put_back`, which iterates over `cells` and `held` together, ends where `held` does. A program
-that can fail while it runs has destroyed what was donated to it: `_jit.ways.carefully` keeps copies
+that can fail while it runs has destroyed what was donated: `_jit.running.carefully` keeps copies
 of that, and puts them into `held`.
 
 **Another thread.** Taking is one step, so of two threads that want the same cells, one gets all or

@@ -42,10 +42,6 @@ class Lens:
         """What a ref has of a buffer: the buffer itself, or a copy of a part."""
         return buffer
 
-    def with_bits(self, buffer: Value, bits: Value, at: Value = None) -> Value:
-        """The buffer with what `bits` gives."""
-        return bits
-
     def in_numpy(self, buffer: np.ndarray, at: int) -> np.ndarray:
         """`bits`, of a buffer of NumPy's."""
         return buffer
@@ -100,9 +96,6 @@ class Part(Lens):
     def bits(self, buffer: Buffer, at: Value = None) -> Buffer:
         with _jax.not_looking_for_nans():  # A NaN that it has is found by what reads it.
             return _taker(self.shape)(buffer, at)
-
-    def with_bits(self, buffer: Value, bits: Value, at: Value = None) -> Value:
-        return self.put(buffer, bits, at)
 
     def in_numpy(self, buffer: np.ndarray, at: int) -> np.ndarray:
         return buffer[at : at + math.prod(self.shape)].reshape(self.shape)

@@ -120,7 +120,7 @@ def _put_back(held: list[Buffer], k: int, store: Store, bits: Buffer) -> None:
 @functools.lru_cache(maxsize=4096)
 def _putter(lens: Any) -> Callable[..., list[Buffer]]:
     def put(held: list[Buffer], bits: Value, at: Value) -> list[Buffer]:
-        return [lens.with_bits(held[0], bits, at)]
+        return [lens.put(held[0], bits, at)]
 
     return without_interrupts(jax.jit(put, donate_argnums=0, keep_unused=True))
 

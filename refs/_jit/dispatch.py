@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
 from refs import _jax
+from refs._buffers.exchange import Busy
 from refs._jit.program import MISS, TypesDiffer
 from refs._transactions.signature import Choice, Static
 from refs._types import PyTreeDef
@@ -57,12 +58,33 @@ class Table:
         """Lets quick calls try a program, before others."""
         if not bucket.ready or bucket.ready[0] is not program:
             bucket.ready = [program, *(p for p in bucket.ready if p is not program)]
-            self.changed()
+            if len(self.buckets) == 1:
+                self.changed()
 
     def programs(self) -> Iterator[Any]:
         """All programs."""
         for bucket in [*self.buckets.values()]:
             yield from bucket.programs
+
+
+class _Choice(NamedTuple):
+    """What a call tries first.
+
+    Attributes:
+      plain: the only program, if it touches no refs: itself, as `jax.jit` made it.
+      flatten: gives the leaves of arguments of the structure of all programs, or raises ValueError;
+        None if they have several. (It takes half the time of what doesn't know the structure, but
+        its error prints the arguments.)
+      program, quick: the program that has run last, and its call, if there is one structure, and
+        no static arguments.
+      of_one_tree: the buckets of this structure, by static arguments.
+    """
+
+    plain: Any
+    flatten: Any
+    program: Any
+    quick: Any
+    of_one_tree: dict[Static | None, Bucket]
 
 
 class _Programs(Protocol):
@@ -78,38 +100,42 @@ def dispatcher(table: Table, programs: _Programs) -> Callable[..., Any]:
     has_static = bool(table.static.nums or table.static.names)
     split, instances, buckets = table.static.splitter(), table.instances, table.buckets
     flatten_any = jax.tree.flatten
-    # Of the only program, if it touches no refs: itself, as `jax.jit` made it.
-    plain: Any = None
-    # While arguments have one structure: `flatten(arguments)` gives their leaves, or raises
-    # ValueError. (It takes half the time of what doesn't know the structure, but its error prints
-    # the arguments.) And if no arguments are static: the program that has run last, and its call.
-    flatten = program = quick = None
-    of_one_tree: dict[Static | None, Bucket] = {}
+    now = _Choice(None, None, None, None, {})  # read and set at once: threads share it
 
     def changed() -> None:
-        nonlocal plain, flatten, program, quick, of_one_tree
+        nonlocal now
         # It doesn't close over the table, which holds it: the cycle would keep the refs alive.
         known = [*buckets.items()]
         all_programs = [program for _, bucket in known for program in bucket.programs]
         ready = known[0][1].ready if len(known) == 1 and not has_static else []
         is_plain = len(all_programs) == 1 and all_programs[0].is_plain
-        plain = all_programs[0].compiled if is_plain else None
-        flatten = known[0][1].flatten if len({tree for (_, tree), _ in known}) == 1 else None
-        of_one_tree = {static: bucket for (static, _), bucket in known}
-        is_quick = ready and not is_plain
-        program, quick = (ready[0], ready[0].call) if is_quick else (None, None)
+        is_one_tree = len({tree for (_, tree), _ in known}) == 1
+        program = ready[0] if ready and not is_plain else None
+        now = _Choice(
+            plain=all_programs[0].compiled if is_plain else None,
+            flatten=known[0][1].flatten if is_one_tree else None,
+            program=program,
+            quick=program and program.call,
+            of_one_tree={static: bucket for (static, _), bucket in known} if is_one_tree else {},
+        )
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if trace_state.value is not eval_trace or nans.value or infs.value:
             return programs.call(args, kwargs)
+        plain, flatten, program, quick, of_one_tree = now
         if quick is not None:
             try:
-                flat = flatten((args, kwargs))  # pyright: ignore[reportOptionalCall]
+                flat = flatten((args, kwargs))
             except ValueError:
-                return programs.call(args, kwargs)
-            result = quick(program, flat, args, kwargs)
-            return result if result is not MISS else call_another(flat, args, kwargs)
-        if plain is not None:
+                flatten = None
+            else:
+                try:
+                    result = quick(program, flat, args, kwargs)
+                    if result is not MISS:
+                        return result
+                except Busy:
+                    pass  # `programs.call` waits.
+        elif plain is not None:
             try:
                 return plain(*args, **kwargs)
             except TypesDiffer:
@@ -127,25 +153,19 @@ def dispatcher(table: Table, programs: _Programs) -> Callable[..., Any]:
             else:
                 flat, tree = flatten_any((rest, named))
                 bucket = buckets.get((static, tree))
-        except Exception:
-            bucket = None  # `programs.call` raises it, if it is the user's.
-        if bucket is not None:
-            for candidate in bucket.ready:
+        except Exception:  # If it is the user's, `programs.call` raises it.
+            bucket = None
+        ready: Sequence[Any] = () if bucket is None else bucket.ready
+        for candidate in ready:
+            if candidate is program:  # tried above
+                continue
+            try:
                 result = candidate.call(candidate, flat, args, kwargs)
-                if result is not MISS:
-                    if candidate is not bucket.ready[0]:
-                        table.set_ready(bucket, candidate)
-                    return result
-        return programs.call(args, kwargs)
-
-    def call_another(flat: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that the program which has run last isn't for."""
-        for bucket in [*buckets.values()]:
-            for candidate in bucket.ready[1:]:
-                result = candidate.call(candidate, flat, args, kwargs)
-                if result is not MISS:
-                    table.set_ready(bucket, candidate)
-                    return result
+            except Busy:
+                break  # `programs.call` waits.
+            if result is not MISS:
+                table.set_ready(bucket, candidate)  # pyright: ignore[reportArgumentType]
+                return result
         return programs.call(args, kwargs)
 
     table.changed = changed

@@ -104,8 +104,8 @@ class Operands:
 
     def facts(self) -> Any:
         """What the forms of one program have in common."""
-        idle = [(place[0], place[1]) for place in self._idle]
-        return self.ref_places, self._links, [*map(id, self._outers)], idle, self._outer_kinds
+        outers = [*map(id, self._outers)]
+        return self.ref_places, self._links, outers, self._idle, self._outer_kinds
 
     def _check_of(
         self, t: Staged, call: Call, place: dict[int, int]

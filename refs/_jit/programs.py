@@ -14,6 +14,7 @@ import jax
 
 from refs import _jax
 from refs._buffers.devices import devices_told
+from refs._buffers.waiting import patiently
 from refs._discharge.op_by_op import is_staged
 from refs._handles.access import check_ref
 from refs._handles.ref import Ref
@@ -21,7 +22,7 @@ from refs._handles.resharding import go_along, note_mesh
 from refs._jit.dispatch import Bucket, Methods, Table, dispatcher
 from refs._jit.inner import Inner, key_of
 from refs._jit.plain import GetFun, Plain
-from refs._jit.program import Options, Program, TypesDiffer, is_like, kinds_of
+from refs._jit.program import MISS, Options, Program, TypesDiffer, is_like, kinds_of
 from refs._jit.running import carefully, quick_call
 from refs._jit.staged import Staged, staged
 from refs._jit.stages import Lowered, Traced
@@ -214,6 +215,14 @@ class Programs:
                 return result
             for ref in program.operands.refs_of(call.flat):
                 check_ref(ref, "call")  # those closed over, too
+            if program in bucket.ready and not is_debugging:
+                result = patiently(
+                    functools.partial(program.call, program, call.flat, args, kwargs),
+                    program.operands.written_of(call.flat),
+                    program.operands.read_of(call.flat),
+                )
+                if result is not MISS:
+                    return result
             try:
                 result = carefully(program, call.flat, is_debugging=is_debugging)
             except TypesDiffer:  # pragma: no cover, another thread has placed a ref elsewhere

@@ -37,7 +37,7 @@ def quick_call(program: Program | Plain, is_one_of_many: bool) -> Callable[..., 
 
     It takes the program as an argument and doesn't close over it: the program holds it, and that
     would be a cycle. `is_one_of_many`: whether there are programs for other types. JAX would notice
-    those, too, but it takes long.
+    those, too, but it takes long. The call raises Busy if a buffer isn't available.
     """
     if not is_one_of_many:
         return _call_plain if isinstance(program, Plain) else _call_of(program)
@@ -128,15 +128,16 @@ def _call_of(program: Program) -> Callable[..., Any]:
 def is_retried(program: Program, error: BaseException, flat: list[Any]) -> bool:
     """Cleans up after a call that has failed, when the buffers are back in their cells.
 
-    Returns whether the call is to be made again, perhaps with another program.
+    Returns whether the call is to be made again, with another program. (Busy is raised: it is to be
+    made with the same one, when the buffers are back.)
 
     Raises:
       RefValueError: if arguments and refs don't lie on the same devices.
     """
+    if isinstance(error, Busy):
+        return False
     if isinstance(error, TypesDiffer):
         program.forget_fast_path()
-        return True
-    if isinstance(error, Busy):
         return True
     touched = program.operands.refs_of(flat)
     is_elsewhere = _jax.what_is_said(error) == "incompatible devices"

@@ -234,6 +234,23 @@ def test_after_callbacks_that_raise():
     watched.drop()
 
 
+@pytest.mark.usefixtures("_no_logging")
+def test_after_callbacks_on_a_ref_that_raise():
+    watched = Watched()
+
+    def host(x):
+        raise ZeroDivisionError
+
+    @refs.jit
+    def step(r):
+        r[0] = 1
+        refs.io_callback(host, None, r)
+
+    for _ in range(3):
+        fails(lambda: step(watched.ref), refs.errors.CallbackError)
+    watched.drop()
+
+
 # --- Closed over, and made inside -----------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """Several threads on the same refs: every step counts once."""
 
+import functools
 import itertools
 import threading
 import time
@@ -328,3 +329,18 @@ def test_a_reader_beside_a_thread_that_always_writes():
             step(a, b)
 
     side_by_side(read, write)
+
+
+def test_forms_and_structures_that_are_new_in_the_middle():
+    """While a thread adds programs, others call: each finds its own, or makes it."""
+    step = refs.jit(lambda state, n: [r.addupdate(n) for r in jax.tree.leaves(state)] and None)
+    r = refs.new_ref(0)
+    made = [lambda: [r], lambda: (r,), lambda: {"r": r}, lambda: {"r": [r, r]}, lambda: r]
+
+    def calls(k):
+        for n in range(N):
+            step(made[(k + n) % len(made)](), 1)
+
+    side_by_side(*[functools.partial(calls, k) for k in range(THREADS)])
+    twice = sum((k + n) % len(made) == 3 for k in range(THREADS) for n in range(N))
+    assert int(r) == THREADS * N + twice
