@@ -196,17 +196,16 @@ class Programs:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call for which no quick one was found."""
-        at_top_level = _jax.at_top_level()
         if _jax.is_jit_disabled():
             return self._fun(*args, **kwargs)
         if (bound := self.of_instance(args)) is not None:
             return bound(*args[1:], **kwargs)
         static, rest_args, rest_kwargs = self.take_static(args, kwargs)
         call = Call.of(rest_args, rest_kwargs)
-        if not at_top_level:
+        if not _jax.at_top_level():
             return self._call_inside(static, call, args, kwargs)
         is_debugging = _jax.looks_for_nans()
-        for _ in range(_ATTEMPTS):
+        for _ in range(4):
             program, _ = self._program(static, call, is_compiled=True)
             bucket = self.table.bucket(static, call.tree)
             if program.is_plain:
@@ -383,9 +382,6 @@ class Programs:
             if name not in self._static.names
         ]
         return [flag for flag, a in chosen for _ in jax.tree.leaves(a)]
-
-
-_ATTEMPTS = 4
 
 
 def _is_method(kind: type, fun: Callable[..., Any]) -> bool:
