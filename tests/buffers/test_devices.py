@@ -116,3 +116,17 @@ def test_operations_of_lanes_run_where_their_operands_lie():
         assert refs.vmap(lane)(on(0, 1), on(1, 1)).devices() == {DEVICES[1]}
         np.testing.assert_array_equal([a[...], b[...]], np.full((2, 3), 6 * k))
     assert [r[...].devices() for r in (a, b)] == [{d} for d in DEVICES[:2]]
+
+
+@has_several
+def test_operations_on_a_ref_outside_of_the_mesh_that_is_set():
+    """It stays where it is, as an array does that somebody has put there."""
+    r = refs.new_ref(on(1, 0), name="r")
+    with jax.set_mesh(jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))):
+        r[1] = 2.0
+        r.addupdate(1.0)
+        np.testing.assert_array_equal(r[...], [1, 3, 1])
+        assert float(r[1]) == 3
+        with pytest.raises(refs.errors.RefValueError, match=r"ref `r` .* lies on .*:1; an array"):
+            r[...] = on(2, 1)
+    assert r.sharding.device_set == {DEVICES[1]}
