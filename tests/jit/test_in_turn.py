@@ -151,3 +151,18 @@ def test_where_a_mesh_of_one_device_is_set(kind, placed):
     state.at[1].add(1.0)
     holds(state, 19, 19)
     assert int(count) == 9
+
+
+def test_keys_over_an_explicit_mesh_that_are_closed_over():
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    keys = jax.random.split(jax.random.key(0), 4)
+    state = refs.new_ref(keys, sharding=jax.NamedSharding(mesh, P("x")))
+
+    @refs.jit
+    def step(x):
+        state[...] = x
+
+    for k in range(2):
+        given = jax.random.split(jax.random.key(k), 4)
+        step(given)
+        assert (jax.random.key_data(state[...]) == jax.random.key_data(given)).all()
