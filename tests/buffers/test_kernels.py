@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import refs
+from refs._buffers import kernels
 
 pytestmark = pytest.mark.as_released
 
@@ -112,3 +113,13 @@ def test_reads_without_jit_are_copies():
     assert r.unsafe_buffer_pointer() not in pointers
     r[...] = 5
     np.testing.assert_array_equal(np.array([x.sum() for x in seen]), 0)
+
+
+def test_only_so_many_are_kept(compiled, monkeypatch):
+    monkeypatch.setattr(kernels, "_MOST", 2)
+    r = refs.new_ref(jnp.zeros(43))
+    for n in (3, 4, 5, 3):
+        assert r[:n].shape == (n,)
+        assert compiled() > 0
+    r[:3]
+    assert compiled() == 0

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import refs
+from refs._indexing.index import Index
 from refs.errors import RefIndexError
 
 TYPES = ["int8", "int16", "int32", "uint8", "uint16", "uint32"]
@@ -179,3 +180,19 @@ def test_an_axis_longer_than_int32_can_count():
         axis = jax.ShapeDtypeStruct((n,), "int8", is_ref=True)
         text = refs.jit(lambda r, i: r[i]).trace(axis, jnp.int64(-3)).lower().as_text()
     assert f"dense<{n}> : tensor<i64>" in text
+
+
+@pytest.mark.parametrize("idx", [2**31 + 1, slice(2**31 + 1, 2**31 + 3), -1])
+def test_places_of_more_than_31_bits(idx):
+    """Such an array isn't made: it is read and written in a trace."""
+    x = jax.ShapeDtypeStruct((2**32,), np.int8)
+    index = Index.parse(idx, x.shape)
+    key, operands = index.split()
+    assert not operands
+    assert key.join([]) == index
+    value = jax.ShapeDtypeStruct(index.result_shape, np.int8)
+    assert jax.eval_shape(index.read, x).shape == value.shape
+    new = jax.eval_shape(lambda x, v: index.update(x, "add", v), x, value)
+    assert new.shape == x.shape
+    start = 2**32 - 1 if idx == -1 else 2**31 + 1
+    assert str(start) in str(jax.make_jaxpr(index.read)(x))

@@ -166,3 +166,26 @@ def test_keys_over_an_explicit_mesh_that_are_closed_over():
         given = jax.random.split(jax.random.key(k), 4)
         step(given)
         assert (jax.random.key_data(state[...]) == jax.random.key_data(given)).all()
+
+
+def test_what_is_no_array_in_the_place_of_one():
+    @refs.jit
+    def step(a, b, x):
+        (a if x.ndim else b)[...] += 1
+
+    a, b = refs.new_ref(0.0), refs.new_ref(0.0)
+    for x in (jnp.ones(2), jnp.ones(()), jnp.ones(2)):
+        step(a, b, x)
+    with pytest.raises(refs.errors.RefTypeError, match="no array and no ref"):
+        step(a, b, object())
+    holds(a, 2)
+    holds(b, 1)
+
+
+def test_a_function_without_refs_that_has_a_static_argument():
+    step = refs.jit(lambda x, n: x * n, static_argnums=1)
+    for n in (2, 3, 2):
+        assert step(2.0, n) == 2 * n
+    with jax.disable_jit():
+        assert step(2.0, 2) == 4
+    assert step(2.0, 3) == 6
